@@ -115,6 +115,16 @@ class _Site:
         """The views under a `@quota`, each with its rules that can be read."""
         self.rules = [*self.applied, *chain.from_iterable(rules for _, rules in self.views)]
         """The rules that the middleware applies, and those of the views."""
+        self.rules_at = [(endpoint, _rules_at(endpoint, self.applied)) for endpoint in self.endpoints]
+        """Each URL with the rules that limit it; see `_rules_at`."""
+
+
+def _rules_at(endpoint: Endpoint, applied: Iterable[Rule]) -> list[tuple[str, Rule]]:
+    """Return the rules that limit a URL, each with the path of the view that it is on; empty for a `match`."""
+    rules: list[tuple[str, Rule]] = [("", rule) for rule in applied if applies_to(rule, endpoint)]
+    for view in limited_views([endpoint.pattern] if endpoint.pattern else []):
+        rules += [(view.path, rule) for rule in rules_on(view)]
+    return rules
 
 
 def _check_decorators(site: _Site) -> Iterator[CheckMessage]:
@@ -376,11 +386,10 @@ def _check_exemptions(site: _Site) -> Iterator[CheckMessage]:
 def _check_methods(site: _Site) -> Iterator[CheckMessage]:
     """Find rules whose `methods` no view they apply to answers. Which methods a view function answers is unknown."""
     answered: dict[Rule, set[str] | None] = {}
-    for endpoint in site.endpoints:
-        of_view = chain.from_iterable(map(rules_on, limited_views([endpoint.pattern])))
-        for rule in chain(of_view, (rule for rule in site.applied if applies_to(rule, endpoint))):
+    for endpoint, rules in site.rules_at:
+        methods = _methods_of(endpoint)
+        for _, rule in rules:
             known = answered.setdefault(rule, set())
-            methods = _methods_of(endpoint)
             answered[rule] = None if known is None or methods is None else known | methods
     for rule, methods in answered.items():
         if rule.methods is not None and methods is not None and rule.methods.isdisjoint(methods):
@@ -449,8 +458,7 @@ def _check_client_chosen_keys(site: _Site) -> Iterator[CheckMessage]:
     reported = set[str]()
     places = [pattern.text for rule in site.applied for pattern in cast("Match", rule.match).patterns]
     unknown = [Endpoint(path, "", None) for path in places if path.startswith("/") and "*" not in path]  # such as a 404
-    for endpoint in [*site.endpoints, *unknown]:
-        rules = _rules_at(site, endpoint)
+    for endpoint, rules in [*site.rules_at, *((each, _rules_at(each, site.applied)) for each in unknown)]:
         for path, rule in rules:
             key = _chosen_key(rule)
             if key is None or rule.name in reported or any(_covers(*other, rule, endpoint) for other in rules):
@@ -466,22 +474,16 @@ def _check_client_chosen_keys(site: _Site) -> Iterator[CheckMessage]:
             )
 
 
-def _rules_at(site: _Site, endpoint: Endpoint) -> list[tuple[str, Rule]]:
-    """Return the rules that limit a URL, each with the path of the view that it is on; empty for a `match`."""
-    rules: list[tuple[str, Rule]] = [("", rule) for rule in site.applied if applies_to(rule, endpoint)]
-    for view in limited_views([endpoint.pattern] if endpoint.pattern else []):
-        rules += [(view.path, rule) for rule in rules_on(view)]
-    return rules
-
-
 def _check_prefetch(site: _Site) -> Iterator[CheckMessage]:
     """Find rules with `prefetch` that limit the same requests as a rule without: nothing is taken ahead."""
     reported = set[str]()
-    for endpoint in site.endpoints:
-        rules = [rule for _, rule in _rules_at(site, endpoint) if rule.rates]
+    for endpoint, found in site.rules_at:
+        rules = [rule for _, rule in found if rule.rates]
         asks = next((rule for rule in rules if rule.prefetch is None), None)
-        for rule in rules if asks is not None else ():
-            if rule.prefetch is not None and asks is not None and rule.name not in reported:
+        if asks is None:
+            continue
+        for rule in rules:
+            if rule.prefetch is not None and rule.name not in reported:
                 reported.add(rule.name)
                 yield finding(
                     "W047",
