@@ -34,9 +34,8 @@ def _find_rule(rule: RuleOrRate, subject: AnySubject) -> RuleOrRate:
     """
     if isinstance(subject, str) and is_address(subject):
         raise RuleError(f"No request has the subject {subject!r}. Use {named_subject(f'ip:{subject}')!r}.")
-    if (
-        not isinstance(rule, str) or rule in current().rules or rule.strip()[:1].isdigit()
-    ):  # each rate begins with a digit
+    is_rate = isinstance(rule, str) and rule.strip()[:1].isdigit()
+    if not isinstance(rule, str) or is_rate or rule in current().rules:
         return rule
     known = known_rules()
     found = known.get(rule)
