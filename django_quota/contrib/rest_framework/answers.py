@@ -31,5 +31,4 @@ def problem_details(error: Exception, context: dict[str, Any]) -> Any:
 
     if not isinstance(error, QuotaThrottled):
         return exception_handler(error, context)
-    request = context["request"]
-    return refusal_response(getattr(request, "_request", request), error.decision)
+    return refusal_response(context["request"], error.decision)

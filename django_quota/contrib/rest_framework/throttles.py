@@ -64,16 +64,15 @@ class _QuotaMixin:
 
     def _is_allowed(self, entries: Sequence[ThrottleRule], request: Any, view: Any) -> bool:
         own = {entry.name for entry in entries if isinstance(entry, Rule)}  # they may have another cost
-        inner = getattr(request, "_request", request)
-        waiting = [rule for rule in adapters.take_waiting_rules(inner) if rule.name not in own]
-        if inner is not request:
-            adapters.set_body_parser(inner, lambda: request.data)
+        waiting = [rule for rule in adapters.take_waiting_rules(request) if rule.name not in own]
+        if hasattr(request, "_request"):
+            adapters.set_body_parser(request, lambda: request.data)
         try:
-            decision = adapters.decide(inner, [*waiting, *entries])
+            decision = adapters.decide(request, [*waiting, *entries])
         except BadRequest as error:  # the body is not what a rule by a field needs
             raise exceptions.ParseError(str(error)) from error
-        adapters.attach_decision(inner, decision)
-        no_slot = None if decision.enforced else adapters.take_waiting_slots(inner)
+        adapters.attach_decision(request, decision)
+        no_slot = None if decision.enforced else adapters.take_waiting_slots(request)
         self._decision = decision if no_slot is None else decision.combined_with(no_slot)
         _prepare(view, request)
         return not self._decision.enforced
@@ -143,7 +142,7 @@ def _prepare(view: Any, request: Any) -> None:
     if hasattr(view, "finalize_response") and view.__dict__.get(_PREPARED) is not request:
         view.__dict__[_PREPARED] = request
         view.handle_exception = partial(_handle, view.handle_exception)
-        if not adapters.has_middleware(getattr(request, "_request", request)):
+        if not adapters.has_middleware(request):
             view.finalize_response = partial(_finalize, view.finalize_response)
         _hold_slot(view, request)
 
@@ -182,12 +181,11 @@ def _finalize(
 ) -> HttpResponseBase:
     """Call the view's `finalize_response()`, write the headers, and settle what the request took."""
     response = method(request, response, *args, **kwargs)
-    inner = getattr(request, "_request", request)
-    adapters.write_headers(response, inner.quota, inner)
+    adapters.write_headers(response, request.quota, request)
     if getattr(response, "is_rendered", True):
-        _settle(inner, inner.quota, response)
+        _settle(request, request.quota, response)
     else:  # `settle` may look at the content
-        cast("Any", response).add_post_render_callback(partial(_settle, inner, inner.quota))
+        cast("Any", response).add_post_render_callback(partial(_settle, request, request.quota))
     return response
 
 
@@ -197,7 +195,7 @@ def _handle(method: Callable[..., Any], error: Any) -> Any:
     An error of the project's own stays. One that the method raises has no response, and is settled here.
     """
     request = cast("Any", method).__self__.request
-    decision = getattr(request, "_request", request).quota
+    decision = request.quota
     if type(error) is exceptions.Throttled and decision.enforced:
         refused = QuotaThrottled(decision, error.wait)
         if refused.status_code == error.status_code:
