@@ -209,7 +209,7 @@ def _call(
         raise
     if state is None:
         return response
-    if state.waiting or state.waiting_slots or state.unsettled:
+    if state.has_work_left:
         response = run_sync(close_flow(request, state, response))
     state.closer = ""
     return add_headers(request, response, is_cached=state.is_cached)

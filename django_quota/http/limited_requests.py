@@ -71,6 +71,13 @@ class RequestState:
     unsettled: Sequence[Answer] = ()
     """The answers that include rules which look at the response; see `http/settlements`."""
 
+    @property
+    def has_work_left(self) -> bool:
+        """Whether `close_flow` has anything to decide, to settle or to log after the view."""
+        if self.waiting or self.waiting_slots or self.unsettled:
+            return True
+        return self.closer == "middleware" and not self.is_asked
+
 
 STATE = "_django_quota"
 """The attribute of a request with its state."""

@@ -78,7 +78,7 @@ class QuotaMiddleware:
 
     def _answer(self, request: HttpRequest, state: RequestState) -> Any:
         response = self.get_response(request)
-        if not state.is_asked or state.waiting or state.waiting_slots or state.unsettled:
+        if state.has_work_left:
             response = run_sync(close_flow(request, state, response))
         state.closer = ""
         return add_headers(request, response, is_cached=state.is_cached)
@@ -89,7 +89,7 @@ class QuotaMiddleware:
         except CancelledError as error:
             await run_async(close_flow(request, state, error))
             raise
-        if not state.is_asked or state.waiting or state.waiting_slots or state.unsettled:
+        if state.has_work_left:
             response = await run_async(close_flow(request, state, response))
         state.closer = ""
         return add_headers(request, response, is_cached=state.is_cached)
