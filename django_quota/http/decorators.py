@@ -236,7 +236,9 @@ async def _finish(request: HttpRequest, state: RequestState | None, view: Callab
         raise
     if state is None:
         return response
-    response = await run_async(close_flow(request, state, response))
+    if state.has_work_left:
+        response = await run_async(close_flow(request, state, response))
+    state.closer = ""
     return add_headers(request, response, is_cached=state.is_cached)
 
 
