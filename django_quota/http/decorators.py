@@ -28,11 +28,12 @@ from django_quota.core.rules import (
     name_conflict,
     parts_of_key,
 )
-from django_quota.http.headers import add_headers
 from django_quota.http.limited_requests import (
     RequestState,
+    aclose_request,
     arefuse_in_view,
     close_flow,
+    close_request,
     enter_view_flow,
     refuse_in_view,
 )
@@ -207,12 +208,7 @@ def _call(
         if state is not None:
             run_sync(close_flow(request, state, error))
         raise
-    if state is None:
-        return response
-    if state.has_work_left:
-        response = run_sync(close_flow(request, state, response))
-    state.closer = ""
-    return add_headers(request, response, is_cached=state.is_cached)
+    return response if state is None else close_request(request, state, response)
 
 
 async def _acall(
@@ -234,12 +230,7 @@ async def _finish(request: HttpRequest, state: RequestState | None, view: Callab
         if state is not None:
             await run_async(close_flow(request, state, error))
         raise
-    if state is None:
-        return response
-    if state.has_work_left:
-        response = await run_async(close_flow(request, state, response))
-    state.closer = ""
-    return add_headers(request, response, is_cached=state.is_cached)
+    return response if state is None else await aclose_request(request, state, response)
 
 
 # --- @concurrency -----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from django.http import HttpRequest, HttpResponse
 
 from django_quota.conf import current
 from django_quota.core.decisions import NOTHING_LIMITS, Decision
-from django_quota.core.flow import Flow, IOCall
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.rules import Rule
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask
@@ -128,6 +128,22 @@ def enter_view_flow(
         return None, refused
     state.closer = "decorator"
     return state, None
+
+
+def close_request(request: HttpRequest, state: RequestState, response: Any) -> Any:
+    """Decide and settle what is left after the view, if anything; return the response to send, with its headers."""
+    if state.has_work_left:
+        response = run_sync(close_flow(request, state, response))
+    state.closer = ""
+    return add_headers(request, response, is_cached=state.is_cached)
+
+
+async def aclose_request(request: HttpRequest, state: RequestState, response: Any) -> Any:
+    """Close a request without blocking the event loop; see `close_request`."""
+    if state.has_work_left:
+        response = await run_async(close_flow(request, state, response))
+    state.closer = ""
+    return add_headers(request, response, is_cached=state.is_cached)
 
 
 def close_flow(request: HttpRequest, state: RequestState, response: Any) -> Flow[Any]:

@@ -19,11 +19,12 @@ from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.flow import run_async, run_sync
-from django_quota.http.headers import add_headers
 from django_quota.http.limited_requests import (
     RequestState,
+    aclose_request,
     before_view_flow,
     close_flow,
+    close_request,
     refuse,
     request_state,
     unavailable,
@@ -77,11 +78,7 @@ class QuotaMiddleware:
         return run_async(flow) if self.is_async else run_sync(flow)
 
     def _answer(self, request: HttpRequest, state: RequestState) -> Any:
-        response = self.get_response(request)
-        if state.has_work_left:
-            response = run_sync(close_flow(request, state, response))
-        state.closer = ""
-        return add_headers(request, response, is_cached=state.is_cached)
+        return close_request(request, state, self.get_response(request))
 
     async def _aanswer(self, request: HttpRequest, state: RequestState) -> Any:
         try:
@@ -89,10 +86,7 @@ class QuotaMiddleware:
         except CancelledError as error:
             await run_async(close_flow(request, state, error))
             raise
-        if state.has_work_left:
-            response = await run_async(close_flow(request, state, response))
-        state.closer = ""
-        return add_headers(request, response, is_cached=state.is_cached)
+        return await aclose_request(request, state, response)
 
     def process_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
