@@ -35,6 +35,7 @@ from django_quota.subjects.subject import (
     parts_of,
     session_subject,
     user_subject,
+    value_subject,
 )
 
 Resolver: TypeAlias = Callable[[HttpRequest], "str | Flow[Any] | None"]
@@ -191,7 +192,7 @@ def _from_kwarg(name: str, request: HttpRequest) -> str | None:
             f"The URL argument {name!r} is a {type(value).__name__}, which has no string form of its own.",
             "Give the class a __str__, or use a function of the request as the key.",
         )
-    return f"kwarg.{escape_value(name)}:{escape_value(str(value))}"
+    return value_subject("kwarg", name, str(value))
 
 
 def _session(request: HttpRequest) -> Flow[Any]:
