@@ -125,15 +125,17 @@ class _Decorator:
         self._named = named
         self._made: dict[str, Rule] = {}  # see RuleSource
         rates = rule.rates if isinstance(rule, Rule) else ()
-        if rates and callable(rates[0]):
-            setattr(self, WithoutRate.attribute, (Mark(WithoutRate(), rates[0], dotted_path(rates[0]), self),))
+        self._function: Any = rates[0] if rates and callable(rates[0]) else None
+        """The first rate if it is a function. It is the view if the parentheses are missing."""
+        if self._function is not None:
+            missing = Mark(WithoutRate(), self._function, dotted_path(self._function), self)
+            setattr(self, WithoutRate.attribute, (missing,))
 
     def __call__(self, view: Any) -> Any:
         if isinstance(view, type):
             return self._limit_class(view)
-        rates = self._rule.rates if isinstance(self._rule, Rule) else ()
-        if isinstance(view, HttpRequest) and rates and callable(rates[0]):
-            raise RuleError(f"@quota has no parentheses on {dotted_path(rates[0])}.", BARE_HINT)
+        if isinstance(view, HttpRequest) and self._function is not None:
+            raise RuleError(f"@quota has no parentheses on {dotted_path(self._function)}.", BARE_HINT)
         if isinstance(view, HttpRequest) or not callable(view):
             raise RuleError(f"@quota is on {type(view).__name__}, not on a view. Write @quota('10/m') above a view.")
         return self._limit(view)
