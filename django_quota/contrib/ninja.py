@@ -137,11 +137,10 @@ def install(api: NinjaAPI) -> None:
 def _answer(api: NinjaAPI, request: HttpRequest, decision: Decision) -> HttpResponse:
     status, message, wait = adapters.refusal_details(decision)
     body = {"detail": message, **({} if wait is None else {"retry_after": wait})}
-    return _with_headers(api.create_response(request, body, status=status), decision)
+    return _with_headers(api.create_response(request, body, status=status), decision, wait)
 
 
-def _with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
-    wait = adapters.refusal_details(decision).wait
+def _with_headers(response: HttpResponse, decision: Decision, wait: int | None) -> HttpResponse:
     if wait is not None:
         response.headers["Retry-After"] = str(wait)
     response.headers["Cache-Control"] = "no-store"
@@ -219,7 +218,8 @@ def _refusal(operation: Operation, request: HttpRequest, decision: Decision) -> 
     combined = adapters.attach_decision(request, decision)
     if not decision.enforced:
         return None
-    return _with_headers(operation.api.on_exception(request, OperationRefused(combined)), combined)
+    refused = OperationRefused(combined)
+    return _with_headers(operation.api.on_exception(request, refused), combined, refused.wait)
 
 
 def _finished(request: HttpRequest, response: Any) -> Any:
