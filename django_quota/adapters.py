@@ -197,8 +197,8 @@ def write_headers(response: R, decision: Decision, request: Any = None) -> R:
     stores it and shows it to others. With the middleware you need not call this.
     """
     state = RequestState() if request is None else request_state(_read_request(request))
-    if not state.closer and not (state.is_cached and headers.is_stored(response)):
-        headers.set_headers(response, decision)
+    if not state.closer:
+        headers.set_headers(response, decision, is_cached=state.is_cached)
     return response
 
 

@@ -31,17 +31,14 @@ def decision_of(request: HttpRequest) -> Decision | None:
 
 
 def add_headers(request: HttpRequest, response: R, *, is_cached: bool) -> R:
-    """Write the headers of the decision on a request to its response.
-
-    `is_cached`: whether a cache stores what it can, and would show the headers to others.
-    """
+    """Write the headers of the decision on a request to its response; see `set_headers`."""
     decision = decision_of(request)
-    if decision is not None and isinstance(response, HttpResponseBase) and not (is_cached and is_stored(response)):
-        set_headers(response, decision)
+    if decision is not None and isinstance(response, HttpResponseBase):
+        set_headers(response, decision, is_cached=is_cached)
     return response
 
 
-def is_stored(response: HttpResponseBase) -> bool:
+def _is_stored(response: HttpResponseBase) -> bool:
     """Return whether Django's cache may store a response and show it to others."""
     cacheable = response.status_code in (HTTPStatus.OK, HTTPStatus.NOT_MODIFIED)
     return cacheable and "private" not in response.headers.get("Cache-Control", "")
@@ -65,15 +62,16 @@ OWN_HEADERS = "_django_quota_own_headers"
 """The attribute of a response from the `RESPONSE` setting that names its own headers. They are kept."""
 
 
-def set_headers(response: HttpResponseBase, decision: Decision) -> None:
+def set_headers(response: HttpResponseBase, decision: Decision, *, is_cached: bool = False) -> None:
     """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so. Log a refusal.
 
-    A response that any cache may show to others gets none: the remaining quota is the caller's alone.
+    A response that a cache may show to others gets none: the remaining quota is the caller's alone. `is_cached`:
+    whether Django's cache stores what it can.
     """
     if decision.enforced and response.status_code == refusal_status(decision):
         log_refusal(response, decision)
     settings = current()
-    if not (settings.headers or settings.legacy_headers):
+    if not (settings.headers or settings.legacy_headers) or (is_cached and _is_stored(response)):
         return  # before the outcomes are read, which costs time
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
     if not outcomes or _is_public(response):
