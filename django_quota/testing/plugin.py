@@ -1,6 +1,6 @@
 """The pytest plugin, which pytest finds by itself: limits that start at zero in each test, and the fixture `quota`.
 
-Each test counts in the memory of its process, from zero on, whatever the settings say and however the test changes
+Each test starts at zero and counts in the memory of its process, whatever the settings say and however the test changes
 them: so no count stays for the next test, and none reaches your store. That holds in fixtures of classes, modules and
 the session, too, which share a memory of their own. To count where the settings say, write `quota_store = settings`
 into the pytest configuration, or mark a test with `@pytest.mark.quota(store="settings")`.
@@ -23,7 +23,7 @@ STORES = ("memory", "settings")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini("quota_store", "where tests count: 'memory', from zero on, or 'settings'", default="memory")
+    parser.addini("quota_store", "where tests count: 'memory', starting at zero, or 'settings'", default="memory")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     if config.getini("quota_store") == "memory":
-        return "django_quota: each test counts in memory, from zero on"
+        return "django_quota: each test counts in memory, starting at zero"
     return "django_quota: tests are not isolated, they count where the settings say (quota_store = settings)"
 
 

@@ -1,4 +1,4 @@
-"""`django_quota.testing` in the tests of sites: a clock that you set, and counts from zero on, whatever changes."""
+"""`django_quota.testing` in the tests of sites: a clock that you set, and counts that start at zero in each test."""
 
 import os
 import subprocess
@@ -156,7 +156,7 @@ def test_a_site_stays_isolated_however_its_tests_change_the_settings(said_by_pyt
 
 
 def test_the_head_of_a_pytest_run_says_that_tests_count_in_memory(said_by_pytest: str) -> None:
-    assert "django_quota: each test counts in memory, from zero on" in said_by_pytest
+    assert "django_quota: each test counts in memory, starting at zero" in said_by_pytest
 
 
 def test_the_package_registers_its_pytest_plugin() -> None:
