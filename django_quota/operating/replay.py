@@ -41,7 +41,7 @@ from django_quota.subjects.keys import check_keys
 ViewRules = Callable[[HttpRequest, Callable[..., Any]], list[Rule]]
 """Returns the rules of the `@quota` on the outside of a view."""
 
-SUBJECTS_SHOWN_AT_ONCE, MAX_TEXT = 3, 500
+UNREADABLE_SHOWN, MAX_TEXT = 3, 500
 """How many unreadable lines a report shows, and how many characters of each."""
 
 PATHS_KNOWN = 20_000
@@ -245,7 +245,7 @@ class Traffic:
     def add_unreadable(self, reason: str, text: str) -> None:
         """Add the last line, which could not be used."""
         self.unreadable += 1
-        if len(self.shown) < SUBJECTS_SHOWN_AT_ONCE:
+        if len(self.shown) < UNREADABLE_SHOWN:
             self.shown.append(Unreadable(self.lines, reason, text[:MAX_TEXT]))
 
     def sort(self) -> None:
