@@ -7,9 +7,9 @@
 --
 -- KEYS   those of the script after it
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
--- reply  a script's reply begins with DONE, or is one of {REFUSED}, {WRONG_DAY, now}, {NO_COUNTER, n} (KEYS[n] holds no
+-- reply  a script's reply begins with DONE, or is one of {TOO_FEW}, {WRONG_DAY, now}, {NO_COUNTER, n} (KEYS[n] holds no
 --        counter) and {OVERFLOW, n} (KEYS[n] would overflow 64 bits); except for {DONE, ...} nothing has changed
-local DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
+local DONE, TOO_FEW, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
 
 local function failed(reply) return type(reply) == 'table' and reply.err end
 
