@@ -13,9 +13,7 @@ from django_quota.core.clock import SECOND, frozen_now
 from django_quota.engine.operations import Operation, Script, States, fields_of, script, text
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import all_well
-
-KEYS_A_STEP = 1_000
-"""Keys that one step of a scan reads."""
+from django_quota.stores.scanning import KEYS_A_SCAN
 
 MAX_READ = 100
 """How many leases of one name are read."""
@@ -135,5 +133,5 @@ def scan_keys(subject: str) -> dict[str, keys.Key] | None:
     else:  # only the server of the subject, which may answer while others of a Cluster do not
         with store.redis.commands(store.redis.server_of(start)) as lent:
             client: Any = lent
-            found = list(map(text, client.scan_iter(match=matching, count=KEYS_A_STEP)))
+            found = list(map(text, client.scan_iter(match=matching, count=KEYS_A_SCAN)))
     return {key: read for key in sorted(found) if (read := keys.read(prefix, key)) is not None}
