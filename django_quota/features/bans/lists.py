@@ -40,6 +40,11 @@ class ActiveBan:
     rule: str | None
     until: int
 
+    @classmethod
+    def of(cls, subject: str, ban: BanStatus, now: int) -> ActiveBan:
+        """Return a ban that was read with a subject at `now` (microseconds)."""
+        return cls(subject, ban.rule, now + round(ban.ends_in * SECOND))
+
 
 class BanFilter(NamedTuple):
     """Which bans to find: of which subjects, and by which rule."""
@@ -80,7 +85,7 @@ def find_bans(wanted: BanFilter) -> BanList:
     known = known_rules() if wanted.subjects else {}
     for subject, contents in contents_of(wanted.subjects).items():
         found += [
-            ActiveBan(subject, ban.rule, contents.now + round(ban.ends_in * SECOND))
+            ActiveBan.of(subject, ban, contents.now)
             for ban in contents.bans(known)
             if wanted.rule in ("", ban.rule) and (subject, ban.rule) not in pairs
         ]

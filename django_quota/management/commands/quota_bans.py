@@ -52,8 +52,7 @@ class Command(QuotaCommand):
         subject, rule = options["subject"], options["rule"]
         if subject is not None:
             contents = read_contents(subject)
-            own = contents.bans(known_rules())
-            found = [ActiveBan(subject, each.rule, contents.now + round(each.ends_in * SECOND)) for each in own]
+            found = [ActiveBan.of(subject, each, contents.now) for each in contents.bans(known_rules())]
         elif not current().events:
             raise CommandError('QUOTA["EVENTS"] is 0, so there is no list of bans. Give --subject.')
         else:
