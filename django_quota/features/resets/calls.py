@@ -86,12 +86,10 @@ def reset_found(rules: Collection[str] | None, subject: str, *, dry_run: bool = 
     states = _states_in_store(rules, subject)
     deleted = 0
     if states and not dry_run:
-        limiter = get_limiter()
         try:
-            deleted = int(limiter.reporting_store.run(_operation(list(states.values())), frozen_now()))
+            deleted = int(get_limiter().reporting_store.run(_operation(list(states.values())), frozen_now()))
         finally:
-            limiter.refusals.forget([subject])
-            limiter.prefetch.forget([subject])
+            _forget_in_process(subject)
     return ResetReport(list(states), deleted)
 
 
@@ -159,9 +157,15 @@ def _forget_flow(rules: Collection[Sequence[Rule]], subject: str) -> Flow[int]:
         for first in range(0, len(states), RULES_AT_ONCE):
             deleted += yield store_call(_operation(states[first : first + RULES_AT_ONCE]))
     finally:
-        get_limiter().refusals.forget([subject])
-        get_limiter().prefetch.forget([subject])
+        _forget_in_process(subject)
     return deleted
+
+
+def _forget_in_process(subject: str) -> None:
+    """Drop what this process remembers of a subject: its refusals, and units that were taken ahead."""
+    limiter = get_limiter()
+    limiter.refusals.forget([subject])
+    limiter.prefetch.forget([subject])
 
 
 def _state_of(rules: Sequence[Rule], subject: str) -> RuleState:
