@@ -1,7 +1,7 @@
 """What your code calls besides limits: a folder for each noun, a module for a small one.
 
-A folder has `calls` (what your code calls) and `operations` (what runs in the store). A `.lua` file is an operation on
-Redis, and the Python class of the same name is its specification.
+In most folders, `calls` is what your code calls, and `operations` is what runs in the store. Redis runs the `.lua`
+files; the Python class that has one as its `script` is its specification.
 
 * `bans`: bans that your code sets and lifts, and the lists of them.
 * `counters`: named totals, daily counts and counts of distinct values.
