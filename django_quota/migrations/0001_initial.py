@@ -12,7 +12,7 @@ from django.db import migrations, models
 def compare_by_bytes(apps: Any, editor: Any) -> None:
     """Let PostgreSQL compare the names of daily counters by their bytes, whatever the language of the database.
 
-    So all names that begin with one text are one range of an index, as they are in SQLite.
+    So all names with the same beginning are one range of an index, as they are in SQLite.
     """
     if editor.connection.vendor != "postgresql":
         return
