@@ -82,9 +82,8 @@ def _save(rule: Rule, subject: str, by: int, until: datetime | Duration | None) 
         return {**raised, "expires": override_rows.moment_of_row(ends) if ends else None}
 
     overrides.refresh()
-    saved = override_rows.change_override(
-        rule.name, subject, values
-    )  # a call that raises it at the same time waits here
+    # A call that raises it at the same time waits here.
+    saved = override_rows.change_override(rule.name, subject, values)
     return None if saved.expires is None else moment_of(override_rows.microseconds_of_row(saved.expires))
 
 

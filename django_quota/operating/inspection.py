@@ -211,9 +211,8 @@ def recent_refusals(subject: str) -> list[Event]:
     `StoreUnavailable`.
     """
     events = newest_events(get_limiter().store, current().prefix, EVENTS_A_PAGE)
-    return [event for event in events if event.subject == subject and event.kind in ("refused", "banned")][
-        :MAX_REFUSALS
-    ]
+    refused = [event for event in events if event.subject == subject and event.kind in ("refused", "banned")]
+    return refused[:MAX_REFUSALS]
 
 
 def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, str]]:

@@ -154,9 +154,9 @@ def _limit(outcome: Outcome) -> dict[str, Any]:
 def _lines(row: dict[str, Any]) -> Sequence[str]:
     title = f"{row['rule']} ({row['from']})"
     if row["problem"]:
-        return [(f"{title}: not known, {row['problem']}")]
+        return [f"{title}: not known, {row['problem']}"]
     limits = [f"  {limit['rate']}: {_left(limit)}" for limit in row["limits"]] or ["  unlimited"]
-    return [(f"{title} for {row['subject']}"), *limits]
+    return [f"{title} for {row['subject']}", *limits]
 
 
 def _left(limit: dict[str, Any]) -> str:
