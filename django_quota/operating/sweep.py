@@ -214,10 +214,14 @@ class Sweeper:
 
     @contextmanager
     def _paced(self) -> Iterator[None]:
-        """Pause after a call, in proportion to how long it took, to keep to the budget."""
         began = time.perf_counter()
         yield
-        self._stop.wait((time.perf_counter() - began) * (1_000 - self._budget_ms) / self._budget_ms)
+        _pause(began, self._budget_ms, self._stop)
+
+
+def _pause(began: float, budget_ms: int, stop: threading.Event) -> None:
+    """Pause after work that began then (by `perf_counter`), in proportion to how long it took, to keep to a budget."""
+    stop.wait((time.perf_counter() - began) * (1_000 - budget_ms) / budget_ms)
 
 
 # --- rows of a database -----------------------------------------------------------------------------------------------
@@ -251,13 +255,13 @@ def sweep_rows(
     """
     report, began, patience = RowReport(Expired()), time.monotonic(), Patience(stop)
     while not stop.is_set():
-        batch_began = time.monotonic()
+        batch_began = time.perf_counter()
         done = patience(partial(delete_expired, store, now, keep, ROWS_PER_CALL))
         report.rows = Expired(*map(sum, zip(report.rows, done, strict=True)))
         advance(sum(done))
         report.is_complete = max(done) < ROWS_PER_CALL
         if report.is_complete:
             break
-        stop.wait((time.monotonic() - batch_began) * (1_000 - budget_ms) / budget_ms)
+        _pause(batch_began, budget_ms, stop)
     report.seconds = time.monotonic() - began
     return report
