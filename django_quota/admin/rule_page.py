@@ -30,7 +30,7 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import MINUTES, activity
 
-GROUPS_SHOWN = 50
+ROWS_SHOWN = 50
 """Overrides, and subjects refused last, that the page lists."""
 
 _SHOWN = ("name", "rates", "key", "algorithm", "match", "exclude")
@@ -62,8 +62,8 @@ def rule_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
         source=_source(rule, known),
         problem=text_in_words(known) if isinstance(known, str) else "",
         for_everybody=next(iter(of_everybody), None),
-        groups=[*of_everybody, *of_groups[:GROUPS_SHOWN]],
-        more=max(0, of_groups.count() - GROUPS_SHOWN),
+        groups=[*of_everybody, *of_groups[:ROWS_SHOWN]],
+        more=max(0, of_groups.count() - ROWS_SHOWN),
         subjects=of_subjects.values("subject").distinct().count(),
         own=database.filter(subject=EVERYBODY, rule=rule).first(),
         with_activity=with_activity,
@@ -87,7 +87,7 @@ def _recent_decisions(name: str) -> dict[str, Any]:
         "drawn": sparkline(today.minutes) if today else {},
         "hour": [local_moment(found.now, -60 * (MINUTES - 1)), local_moment(found.now)],
         "searched": None if search.is_whole else SEARCHED,
-        "refused": sorted(latest.items(), key=itemgetter(1), reverse=True)[:GROUPS_SHOWN],
+        "refused": sorted(latest.items(), key=itemgetter(1), reverse=True)[:ROWS_SHOWN],
     }
 
 

@@ -31,7 +31,7 @@ from django_quota.operating.lookup import override_problems
 SPANS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 """How long an override may last, besides until it is cleared."""
 
-MAX_REASONS_NAMED = 3
+RULES_SHOWN = 3
 """Rules of which a choice shows the new rates."""
 
 
@@ -207,7 +207,7 @@ class Raise(OverrideAction):
         """Return the new rates of the first rules, each with its name unless it is the only one."""
         able = [each for each in self.found if not each.problem]
         words = [each.raised(factor) if len(self.found) == 1 else each.named(factor) for each in able]
-        return ", ".join(words[:MAX_REASONS_NAMED] + ["…"] * (len(words) > MAX_REASONS_NAMED)) or _("not possible")
+        return ", ".join(words[:RULES_SHOWN] + ["…"] * (len(words) > RULES_SHOWN)) or _("not possible")
 
     @property
     def _not_raised(self) -> str:
