@@ -78,9 +78,8 @@ def local_moment(now: int, seconds: float = 0.0) -> datetime:
     moment = datetime.fromtimestamp(-(-(now + round(seconds * SECOND)) // SECOND), UTC)
     if settings.USE_TZ:
         return timezone.localtime(moment)
-    return timezone.make_naive(
-        moment, timezone.get_default_timezone()
-    )  # not the time zone that a request has activated
+    # The time zone of the settings, not the one that a request has activated.
+    return timezone.make_naive(moment, timezone.get_default_timezone())
 
 
 def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:
