@@ -11,7 +11,6 @@ import psycopg
 import pytest
 
 from tests.support.commands import ROOT
-from tests.support.selection import thorough
 
 SETTINGS = """
 import json, os
@@ -74,12 +73,8 @@ SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": "site.sqlite3"}
 
 
 @pytest.mark.parametrize("label", ["HitTest", "OverrideTest"], ids=["of hits", "of overrides"])
-@pytest.mark.parametrize("server", [thorough("postgresql", "postgres")])
-def test_the_runner_can_drop_its_database_after_tests(
-    label: str, server: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    postgres: dict[str, Any] = request.getfixturevalue(server)
-
+@pytest.mark.thorough("postgresql")
+def test_the_runner_can_drop_its_database_after_tests(label: str, postgres: dict[str, Any], tmp_path: Path) -> None:
     done = run_tests(tmp_path, label, database=postgres, quota={"STORE": "database"})
 
     assert done.returncode == 0, done.stderr
