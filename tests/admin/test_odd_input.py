@@ -129,19 +129,22 @@ NETWORKS = [
 ]
 
 
+def pairs(pages: dict[str, str], *names: str) -> list[tuple[str, str]]:
+    """Return each page with each of these that it reads."""
+    return [(page, name) for page, read in pages.items() for name in names if name in read.split()]
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 class TestNetworks:
     """A subject is one address, and an override may be about a network: nothing breaks, and no typing error is lost."""
 
-    def test_every_page_that_takes_a_subject_answers(self, client: Client, network: str) -> None:
-        for page, parameters in PAGES.items():
-            for name in {"q", "subject"} & {*parameters.split()}:
-                answered(client.get(named(page), {name: network}))
+    @pytest.mark.parametrize(("page", "name"), pairs(PAGES, "q", "subject"))
+    def test_a_page_that_takes_a_subject_answers(self, client: Client, network: str, page: str, name: str) -> None:
+        answered(client.get(named(page), {name: network}))
 
-    def test_every_form_that_takes_a_subject_answers(self, client: Client, network: str) -> None:
-        for page, fields in FORMS.items():
-            for name in {"find", "subject"} & {*fields.split()}:
-                answered(client.post(named(page), {name: network, "mode": "blocked", "rule": "*"}))
+    @pytest.mark.parametrize(("page", "name"), pairs(FORMS, "find", "subject"))
+    def test_a_form_that_takes_a_subject_answers(self, client: Client, network: str, page: str, name: str) -> None:
+        answered(client.post(named(page), {name: network, "mode": "blocked", "rule": "*"}))
 
     def test_a_block_is_saved_or_its_error_is_shown(self, client: Client, network: str) -> None:
         QuotaOverride.objects.all().delete()
