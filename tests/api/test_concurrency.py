@@ -12,7 +12,7 @@ from django_quota.core.errors import StoreBusy, StoreFull
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.limiting.registry import get_limiter
 from django_quota.testing import freeze
-from tests.support.calls import get, run
+from tests.support.calls import both_ways, get, run
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
 from tests.support.slot_views import (
@@ -26,7 +26,7 @@ from tests.support.slot_views import (
     plain_async,
     says_async,
 )
-from tests.support.slots import both_ways, forget, goes_away_after_an_answer
+from tests.support.slots import forget, goes_away_after_an_answer
 from tests.support.steps import START
 
 pytestmark = pytest.mark.usefixtures("slot_site")

@@ -24,7 +24,7 @@ from django_quota.adapters import refusal_response
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.signals import refused
 from django_quota.testing import freeze
-from tests.support.calls import calls_of, get
+from tests.support.calls import both_ways, called, calls_of, get
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
 from tests.support.overridden import override
@@ -37,7 +37,6 @@ CREDITS = counter("credits", group="shop")
 
 both_stores = pytest.mark.usefixtures("either_store", "credit")
 in_memory = pytest.mark.usefixtures("memory_store", "credit")
-both_ways = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
 @pytest.fixture
@@ -53,10 +52,6 @@ def entries(units: int = 900, tokens: int = 900) -> list[Any]:
 
 def left() -> list[int | None]:
     return [peek("rpm", USER).remaining, peek("tokens", USER).remaining, CREDITS.get(ORG)]
-
-
-def called(is_async: bool, sync: Callable[..., Any], other: Callable[..., Any], *given: Any) -> Any:
-    return asyncio.run(other(*given)) if is_async else sync(*given)
 
 
 @both_stores

@@ -11,8 +11,9 @@ from django_quota import lock, slot
 from django_quota.exceptions import LeaseLost, QuotaExceeded, StoreUnavailable
 from django_quota.testing import freeze
 from django_quota.types import Lease
+from tests.support.calls import both_ways
 from tests.support.outages import no_answer
-from tests.support.slots import both_ways, calls, forget, is_asked_for_by, is_release, release, tokens, within
+from tests.support.slots import calls, forget, is_asked_for_by, is_release, release, tokens, within
 from tests.support.steps import SECOND, START
 
 pytestmark = pytest.mark.usefixtures("memory_store")

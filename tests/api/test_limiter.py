@@ -37,17 +37,13 @@ from django_quota.features.usage.days import Count, recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
+from tests.support.calls import both_ways, called
 from tests.support.counts import checks_of_today
 from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
 REDIS = pytest.mark.usefixtures("redis_cache")
-both = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-
-
-def said(verb: Any, averb: Any, is_async: bool, *given: Any, **options: Any) -> Any:
-    return asyncio.run(averb(*given, **options)) if is_async else verb(*given, **options)
 
 
 def bools(decisions: list[Decision]) -> list[bool]:
@@ -59,44 +55,44 @@ def ask(request: pytest.FixtureRequest, redis_cache: Any) -> Callable[..., Any]:
     """Ask Redis for a rule of each algorithm, by a verb or its async twin."""
 
     def asked(verb: Any, averb: Any, is_async: bool, *cost: int) -> Any:
-        return said(verb, averb, is_async, "3/m", SUBJECT, *cost, algorithm=request.param)
+        return called(is_async, verb, averb, "3/m", SUBJECT, *cost, algorithm=request.param)
 
     return asked
 
 
-@both
+@both_ways
 def test_a_limit_is_admitted_by_redis(ask: Callable[..., Any], is_async: bool) -> None:
     assert bools([ask(check, acheck, is_async) for _ in range(4)]) == [True, True, True, False]
 
 
-@both
+@both_ways
 def test_a_peek_says_what_is_left(ask: Callable[..., Any], is_async: bool) -> None:
     assert ask(peek, apeek, is_async).remaining == 3
     ask(check, acheck, is_async)
     assert ask(peek, apeek, is_async, 3).allowed is False
 
 
-@both
+@both_ways
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @REDIS
 def test_a_refund_makes_room_except_in_a_leaky_bucket(algorithm: Any, is_async: bool) -> None:
     for _ in range(3):
         check("3/m", SUBJECT, algorithm=algorithm)
 
-    refunded = said(refund, arefund, is_async, "3/m", SUBJECT, 2, algorithm=algorithm)
+    refunded = called(is_async, refund, arefund, "3/m", SUBJECT, 2, algorithm=algorithm)
 
     assert refunded.remaining == (0 if algorithm == "leaky_bucket" else 2)
     assert peek("3/m", SUBJECT, 3, algorithm=algorithm).allowed is False
 
 
-@both
+@both_ways
 def test_a_reset_says_whether_there_was_something(ask: Callable[..., Any], is_async: bool) -> None:
     ask(check, acheck, is_async)
 
     assert [ask(reset, areset, is_async) for _ in range(2)] == [True, False]
 
 
-@both
+@both_ways
 def test_a_reset_gives_the_whole_limit_back(ask: Callable[..., Any], is_async: bool) -> None:
     ask(check, acheck, is_async, 3)
 
@@ -171,7 +167,7 @@ def test_nothing_is_limited_where_quotas_are_switched_off(settings: Any) -> None
     assert bools([check("1/m", SUBJECT) for _ in range(3)]) == [True] * 3
 
 
-@both
+@both_ways
 @pytest.mark.parametrize(
     ("verb", "averb", "lines"), [(peek, apeek, 0), (check, acheck, 1)], ids=["not by a peek", "by a check"]
 )
@@ -180,7 +176,7 @@ def test_a_shadow_refusal_is_logged(
 ) -> None:
     caplog.set_level(logging.INFO, "django_quota")
 
-    decision = said(verb, averb, is_async, "0/m", SUBJECT, name="shade", shadow=True)
+    decision = called(is_async, verb, averb, "0/m", SUBJECT, name="shade", shadow=True)
 
     assert not decision.outcomes[0].allowed
     assert caplog.messages == [f"Shadow rule 'shade' would have refused {SUBJECT!r}."] * lines
@@ -276,12 +272,12 @@ def test_a_call_that_blocks_an_event_loop_warns_once_a_place(settings: Any, memo
 
 
 def force(rule: str | Rule, cost: int = 1, is_async: bool = False, **options: Any) -> Decision:
-    return said(check, acheck, is_async, rule, SUBJECT, cost, force=True, **options)  # type: ignore[no-any-return]
+    return called(is_async, check, acheck, rule, SUBJECT, cost, force=True, **options)  # type: ignore[no-any-return]
 
 
 @pytest.mark.usefixtures("memory_store")
 class TestForce:
-    @both
+    @both_ways
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_used_goes_above_the_limit(self, algorithm: Any, is_async: bool) -> None:
         with freeze(START):
@@ -289,7 +285,7 @@ class TestForce:
 
         assert [(each.used, each.remaining) for each in found] == [(4, 6), (8, 2), (12, 0), (16, 0)]
 
-    @both
+    @both_ways
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_allowed_says_whether_there_was_room(self, algorithm: Any, is_async: bool) -> None:
         with freeze(START):
@@ -298,7 +294,7 @@ class TestForce:
         assert bools(found) == [True, True, False, False]
         assert not any(each.enforced for each in found)
 
-    @both
+    @both_ways
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_a_peek_says_how_far_over_the_limit_it_is(self, algorithm: Any, is_async: bool) -> None:
         with freeze(START):
@@ -308,7 +304,7 @@ class TestForce:
         assert (seen.allowed, seen.used, seen.outcomes[0].over) == (False, 16, 6)
         assert seen.retry_after == found[-1].retry_after is not None
 
-    @both
+    @both_ways
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     @pytest.mark.parametrize("early", [1, 0], ids=["a microsecond early", "in time"])
     def test_retry_after_is_when_there_is_room_again(self, early: int, algorithm: Any, is_async: bool) -> None:

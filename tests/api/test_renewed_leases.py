@@ -12,12 +12,11 @@ from django_quota.exceptions import LeaseLost, QuotaExceeded, StoreUnavailable
 from django_quota.features.slots.renewal import RETRY, Renewer
 from django_quota.limiting.flusher import flusher
 from django_quota.types import Lease
-from tests.support.calls import get
+from tests.support.calls import both_ways, get
 from tests.support.commands import wait_until
 from tests.support.outages import no_answer
 from tests.support.slots import (
     asked_elsewhere,
-    both_ways,
     counting_held_up,
     forget,
     nobody_renews,

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django_quota import Entry, Rule, acheck_all, apeek_all, areserve_all, check, check_all, peek, peek_all, reserve_all
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
-from tests.support.calls import calls_of, get
+from tests.support.calls import both_ways, called, calls_of, get
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
 from tests.support.steps import SECOND, START
@@ -31,13 +31,10 @@ def left(*places: tuple[str, str]) -> list[int | None]:
     ]
 
 
-both = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-
-
 def run(verb: Any, is_async: bool, *given: Any) -> Any:
     """Call `check_all` or `peek_all`, or its async twin."""
     twins = {check_all: acheck_all, peek_all: apeek_all}
-    return asyncio.run(twins[verb](*given)) if is_async else verb(*given)
+    return called(is_async, verb, twins[verb], *given)
 
 
 class TestCheckAll:
@@ -46,7 +43,7 @@ class TestCheckAll:
         with freeze(START):
             yield
 
-    @both
+    @both_ways
     def test_each_entry_counts_its_cost(self, is_async: bool) -> None:
         decision = run(check_all, is_async, ENTRIES)
 
@@ -57,7 +54,7 @@ class TestCheckAll:
         ]
         assert left() == [2, 100, 600]
 
-    @both
+    @both_ways
     def test_all_entries_are_one_call_of_the_store(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         left()
         calls = calls_of(monkeypatch)
@@ -106,13 +103,13 @@ class TestRefusal:
             check("org-tpm", ORG, 1_000)
             yield
 
-    @both
+    @both_ways
     def test_it_names_what_refused(self, is_async: bool) -> None:
         decision = run(check_all, is_async, ENTRIES)
 
         assert (decision.allowed, decision.rule, decision.subject) == (False, "org-tpm", ORG)
 
-    @both
+    @both_ways
     def test_no_entry_counts(self, is_async: bool) -> None:
         run(check_all, is_async, ENTRIES)
 
@@ -130,7 +127,7 @@ class TestRefusal:
         with freeze(START + 61 * SECOND):
             assert left() == [3, 1_000, 1_500]
 
-    @both
+    @both_ways
     @pytest.mark.parametrize(
         ("cost", "is_allowed"), [(900, False), (500, True)], ids=["of too much", "of what there is"]
     )
@@ -140,7 +137,7 @@ class TestRefusal:
         assert (decision.allowed, decision.rule) == (is_allowed, "org-tpm")
         assert [each.remaining for each in decision.outcomes] == left() == self.LEFT
 
-    @both
+    @both_ways
     def test_a_look_is_one_call_of_the_store(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = calls_of(monkeypatch)
 

@@ -17,13 +17,13 @@ from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 from django_quota.features.slots.queues import Caller, pause_before
 from django_quota.testing import RedisServer
 from django_quota.types import Lease, Slot
+from tests.support.calls import both_ways
 from tests.support.commands import wait_until
 from tests.support.outages import no_answer
 from tests.support.processes import forks, in_child
 from tests.support.slots import (
     acquired,
     asked_elsewhere,
-    both_ways,
     calls,
     forget,
     is_asked_for_by,

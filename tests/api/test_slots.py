@@ -17,7 +17,8 @@ from django_quota import lock, slot
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from django_quota.types import Slot
-from tests.support.slots import both_ways, tokens, within
+from tests.support.calls import both_ways
+from tests.support.slots import tokens, within
 from tests.support.steps import SECOND, START
 
 both_stores = pytest.mark.usefixtures("either_store")

@@ -24,7 +24,7 @@ from django_quota import (
     reset,
 )
 from django_quota.exceptions import RuleError
-from tests.support.calls import always, calls_of, get, run
+from tests.support.calls import always, both_ways, calls_of, get, run
 from tests.support.overridden import override
 
 TWO: Any = {"anonymous": "1/m", "authenticated": "3/m"}
@@ -62,14 +62,13 @@ def counts(view: Any, request: Any) -> list[int]:
     return [outcome.limit for outcome in request.quota.outcomes]
 
 
-both = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 SYNC = pytest.param(by_header, False, id="in a sync view")
 IN_ASYNC = pytest.param(by_header, True, id="in an async view")
 ASYNC = pytest.param(by_header_async, True, id="that is async")
 
 
 class TestView:
-    @both
+    @both_ways
     @pytest.mark.parametrize(
         ("request_of", "limit"),
         [
@@ -81,7 +80,7 @@ class TestView:
     def test_it_has_the_rates_of(self, request_of: Callable[[], Any], limit: int, is_async: bool) -> None:
         assert counts(quota(TWO, key="user")(made(is_async)), request_of()) == [limit]
 
-    @both
+    @both_ways
     def test_its_tiers_refuse_each_by_its_rate(self, is_async: bool) -> None:
         view = quota(TWO, key="user")(made(is_async))
 
@@ -90,7 +89,7 @@ class TestView:
 
         assert (anonymous, user) == ([200, 429], [200, 200, 200, 429])
 
-    @both
+    @both_ways
     def test_a_request_without_a_user_shares_the_limit_of_anonymous_ones(self, is_async: bool) -> None:
         view = quota(TWO, key="user")(made(is_async))
         run(view, asked_by())
@@ -113,13 +112,13 @@ class TestView:
 
         assert counts(view, asked_by(tier=tier)) == limits
 
-    @both
+    @both_ways
     def test_a_function_that_knows_no_tier_leaves_that_of_the_user(self, is_async: bool) -> None:
         view = quota(THREE, key="ip", tier=by_header)(made(is_async))
 
         assert counts(view, asked_by(USER)) == [3]
 
-    @both
+    @both_ways
     def test_a_change_of_tier_keeps_the_count(self, is_async: bool) -> None:
         view = quota(THREE, key="ip", tier=by_header)(made(is_async))
         run(view, asked_by(tier="pro"))
@@ -134,14 +133,14 @@ class TestView:
 class TestUnknownTier:
     """Of a function, which returns a name that the rule does not have."""
 
-    @both
+    @both_ways
     @pytest.mark.parametrize(("somebody", "limit"), [(None, 1), (USER, 3)], ids=["anonymous", "a user"])
     def test_it_is_treated_as_the_default_tier(self, somebody: Any, limit: int, is_async: bool) -> None:
         view = quota(THREE, key="ip", tier=by_header)(made(is_async))
 
         assert counts(view, asked_by(somebody, tier="prp")) == [limit]
 
-    @both
+    @both_ways
     def test_it_is_logged_once_for_each_default_tier(self, is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
         view = quota(THREE, key="ip", tier=by_header, name=f"logged {is_async}")(made(is_async))
 
@@ -150,14 +149,14 @@ class TestUnknownTier:
 
         assert caplog.text.count("has no tier 'prp'. It is treated as") == 2
 
-    @both
+    @both_ways
     @pytest.mark.parametrize("tier", [["pro"], 5, b"pro"], ids=["a list", "a number", "bytes"])
     def test_what_is_not_a_string_is_treated_as_the_default_tier(self, tier: Any, is_async: bool) -> None:
         view = quota(THREE, key="ip", tier=always(tier))(made(is_async))
 
         assert counts(view, asked_by()) == [1]
 
-    @both
+    @both_ways
     def test_without_a_default_tier_it_is_an_error(self, is_async: bool) -> None:
         view = quota({"free": "1/m", "pro": "5/m"}, key="ip", tier=by_header)(made(is_async))
 
@@ -336,7 +335,7 @@ class TestExemptNetworks:
         assert statuses("10.0.0.0/8", get(**FORGED)) == FREE
 
 
-@both
+@both_ways
 @pytest.mark.parametrize(
     ("user", "expected"),
     [

@@ -17,6 +17,7 @@ from django_quota.subjects.keys import subject_flow
 from tests.support.stores import spy
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
+both_ways = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
 def get(method: str = "get", **meta: Any) -> Any:
@@ -38,6 +39,11 @@ def run(view: Callable[..., Any], request: Any = None) -> Any:
         return await answer if isawaitable(answer) else answer  # type: ignore[no-any-return]
 
     return asyncio.run(wait())
+
+
+def called(is_async: bool, function: Callable[..., Any], twin: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Call a function, or its async twin."""
+    return asyncio.run(twin(*given, **options)) if is_async else function(*given, **options)
 
 
 def remaining_both_ways() -> list[int | None]:

@@ -119,9 +119,6 @@ def goes_away_after_an_answer() -> Iterator[None]:
         yield
 
 
-both_ways = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-
-
 def within(held: Slot, work: Callable[[], object], is_async: bool) -> None:
     """Do work in a block that holds a slot."""
 
