@@ -1,7 +1,6 @@
 """Counters as entries of check_all, peek_all and reserve_all: limits and credits, all or nothing."""
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 from unittest.mock import Mock
@@ -34,6 +33,7 @@ from tests.support.stores import current_store
 USER, ORG = "user:42", "org:7"
 RULES = {"tokens": "1000/m", "rpm": "3/m"}
 CREDITS = counter("credits", group="shop")
+SALE: list[Any] = [("9/m", USER), (CREDITS, ORG, 10)]
 
 both_stores = pytest.mark.usefixtures("either_store", "credit")
 in_memory = pytest.mark.usefixtures("memory_store", "credit")
@@ -69,33 +69,73 @@ class TestCheckAll:
         assert str(decision.outcomes[2].rate) == "100 left"
 
     @both_ways
-    def test_without_enough_credits_or_room_nothing_is_taken(self, is_async: bool) -> None:
-        with freeze(START):
-            decision = called(is_async, check_all, acheck_all, entries(1_001))
-            assert (decision.allowed, decision.rule, decision.subject) == (False, "credits", ORG)
-            assert (decision.retry_after, decision.remaining, decision.enforced) == (None, 1_000, True)
-            assert decision.explain() == "This hit needs 1,001 of counter 'credits' of org:7; 1,000 are left."
-            decision = called(is_async, check_all, acheck_all, entries(tokens=1_001))
-            assert (decision.allowed, decision.rule) == (False, "tokens")
-            for units, allowed in ((1_000, True), (1_001, False)):
-                decision = called(is_async, peek_all, apeek_all, entries(units))
-                assert (decision.allowed, decision.outcomes[2].remaining) == (allowed, 1_000)
-            assert left() == [3, 1_000, 1_000]
-            with pytest.raises(QuotaExceeded, match="needs 1,001 of counter 'credits'"):
-                reserve_all(entries(1_001))
-            assert CREDITS.get(ORG) == 1_000
+    def test_without_enough_credits_the_counter_refuses(self, is_async: bool) -> None:
+        decision = called(is_async, check_all, acheck_all, entries(1_001))
 
-    def test_totals_are_exact_where_no_float_is_and_one_that_would_leave_64_bits_stays(self) -> None:
+        assert (decision.allowed, decision.rule, decision.subject) == (False, "credits", ORG)
+        assert (decision.retry_after, decision.remaining, decision.enforced) == (None, 1_000, True)
+        assert decision.explain() == "This hit needs 1,001 of counter 'credits' of org:7; 1,000 are left."
+
+    @both_ways
+    def test_without_room_the_limit_refuses(self, is_async: bool) -> None:
+        decision = called(is_async, check_all, acheck_all, entries(tokens=1_001))
+
+        assert (decision.allowed, decision.rule) == (False, "tokens")
+
+    @both_ways
+    @pytest.mark.parametrize(
+        ("units", "tokens"), [(1_001, 900), (900, 1_001)], ids=["without enough credits", "without room"]
+    )
+    def test_a_refused_check_takes_nothing(self, units: int, tokens: int, is_async: bool) -> None:
+        with freeze(START):
+            called(is_async, check_all, acheck_all, entries(units, tokens))
+
+            assert left() == [3, 1_000, 1_000]
+
+    @both_ways
+    @pytest.mark.parametrize(("units", "allowed"), [(1_000, True), (1_001, False)], ids=["enough", "too few"])
+    def test_a_peek_says_whether_there_are_enough(self, units: int, allowed: bool, is_async: bool) -> None:
+        decision = called(is_async, peek_all, apeek_all, entries(units))
+
+        assert (decision.allowed, decision.outcomes[2].remaining) == (allowed, 1_000)
+
+    @both_ways
+    @pytest.mark.parametrize("units", [1_000, 1_001], ids=["enough", "too few"])
+    def test_a_peek_takes_nothing(self, units: int, is_async: bool) -> None:
+        with freeze(START):
+            called(is_async, peek_all, apeek_all, entries(units))
+
+            assert left() == [3, 1_000, 1_000]
+
+    def test_a_reservation_without_enough_credits_is_refused(self) -> None:
+        with pytest.raises(QuotaExceeded, match="needs 1,001 of counter 'credits'"):
+            reserve_all(entries(1_001))
+
+        assert CREDITS.get(ORG) == 1_000
+
+    def test_totals_are_exact_where_no_float_is(self) -> None:
         CREDITS.set(ORG, 2**63 - 1)
+
         reservation = reserve_all([(CREDITS, ORG, 10**12)])
+
         assert (reservation.decision.remaining, CREDITS.get(ORG)) == (10**15, 2**63 - 1 - 10**12)
         reservation.settle(1)
         assert CREDITS.get(ORG) == 2**63 - 2
-        more, less = (reserve_all([("9/m", USER), (CREDITS, ORG, 10)]) for _ in range(2))
-        for total, late, actual in ((2**63 - 3, less, 7), (3 - 2**63, more, 14)):
-            CREDITS.set(ORG, total)
-            assert late.settle([1, actual]).allowed is (actual < 10)
-            assert CREDITS.get(ORG) == total
+
+    @pytest.mark.parametrize(
+        ("total", "actual", "allowed"),
+        [(2**63 - 3, 7, True), (3 - 2**63, 14, False)],
+        ids=["above the largest number", "below the smallest number"],
+    )
+    def test_a_settlement_that_would_leave_64_bits_changes_no_total(
+        self, total: int, actual: int, allowed: bool
+    ) -> None:
+        CREDITS.set(ORG, 2**63 - 2)
+        reservation = reserve_all([("9/m", USER), (CREDITS, ORG, 10)])
+        CREDITS.set(ORG, total)
+
+        assert reservation.settle([1, actual]).allowed is allowed
+        assert CREDITS.get(ORG) == total
 
 
 @both_stores
@@ -124,19 +164,38 @@ def test_settling_gives_back_or_takes_the_difference(actual: int) -> None:
 
 
 @in_memory
-def test_without_an_amount_it_is_one_and_a_top_up_pays_what_is_owed_first() -> None:
-    async def owe() -> None:
-        await (await areserve_all([(CREDITS, ORG, 900)])).asettle(914)
-
+def test_without_an_amount_it_is_one() -> None:
     assert check_all([(CREDITS, ORG)]).explain() == "Allowed by counter 'credits' of org:7; 999 are left."
+
+
+@in_memory
+def test_what_is_left_can_be_taken() -> None:
+    check_all([(CREDITS, ORG)])
+
     assert check_all([(CREDITS, ORG, 99)])
     assert not check_all([(CREDITS, ORG, 901)])
-    asyncio.run(owe())
-    CREDITS.incr(ORG, -1)
-    decision = check_all([(CREDITS, ORG)])
-    assert decision.explain() == "This hit needs 1 of counter 'credits' of org:7; 15 are owed."
-    assert CREDITS.incr(ORG, 20) == 5
-    assert check_all([(CREDITS, ORG, 5)])
+
+
+class TestDebt:
+    """A settlement may take more credits than there are: the rest is owed."""
+
+    @pytest.fixture(autouse=True)
+    def fifteen_are_owed(self, memory_store: None, credit: None) -> None:
+        async def owe() -> None:
+            await (await areserve_all([(CREDITS, ORG, 900)])).asettle(914)
+
+        CREDITS.incr(ORG, -100)
+        asyncio.run(owe())
+        CREDITS.incr(ORG, -1)
+
+    def test_a_refusal_says_what_is_owed(self) -> None:
+        decision = check_all([(CREDITS, ORG)])
+
+        assert decision.explain() == "This hit needs 1 of counter 'credits' of org:7; 15 are owed."
+
+    def test_a_top_up_pays_what_is_owed_first(self) -> None:
+        assert CREDITS.incr(ORG, 20) == 5
+        assert check_all([(CREDITS, ORG, 5)])
 
 
 @both_stores
@@ -160,46 +219,88 @@ def test_sixteen_threads_reserve_and_settle_without_a_unit_lost() -> None:
 class TestData:
     """A counter is data: what is for limits does not change it."""
 
-    def test_if_limiting_is_off_credits_are_taken_all_the_same(self, settings: Any) -> None:
+    @pytest.fixture
+    def limiting_is_off(self, memory_store: None, credit: None, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
         CREDITS.set(ORG, 1_000)  # the settings have replaced the store
+
+    @pytest.mark.usefixtures("limiting_is_off")
+    def test_if_limiting_is_off_credits_are_taken_all_the_same(self) -> None:
+        decision = check_all(entries(600, 9_000))
+
+        assert [outcome.rule for outcome in decision.outcomes] == ["credits"]
+        assert CREDITS.get(ORG) == 400
+
+    @pytest.mark.usefixtures("limiting_is_off")
+    def test_if_limiting_is_off_credits_are_settled_all_the_same(self) -> None:
         with reserve_all(entries(tokens=9_000)) as reservation:
             reservation.settle({"credits": 300})
-        decision = check_all(entries(600, 9_000))
-        assert [outcome.rule for outcome in decision.outcomes] == ["credits"]
-        assert CREDITS.get(ORG) == 100
+
+        assert CREDITS.get(ORG) == 700
+
+    @pytest.mark.usefixtures("limiting_is_off")
+    def test_if_limiting_is_off_credits_may_run_out(self) -> None:
+        CREDITS.set(ORG, 100)
+
         assert not check_all(entries(600))
+
+    @pytest.mark.usefixtures("limiting_is_off")
+    def test_if_limiting_is_off_limits_are_not_asked(self) -> None:
         assert check_all(entries()[:2]).outcomes == ()
 
-    def test_no_override_makes_it_free_and_a_block_of_another_rule_takes_nothing(self) -> None:
+    def test_no_exemption_makes_it_free(self) -> None:
         override("x 0 0 ", "*", ORG)
         override("x 0 0 ", "tokens", USER)
+
         assert check_all(entries(tokens=9_000))
-        override("b 0 0 ", "tokens", USER)
-        assert not check_all(entries(100))
         assert CREDITS.get(ORG) == 100
 
+    def test_a_block_of_another_rule_takes_nothing(self) -> None:
+        override("b 0 0 ", "tokens", USER)
+
+        assert not check_all(entries(100))
+        assert CREDITS.get(ORG) == 1_000
+
     def test_while_the_store_does_not_answer_nothing_is_sold(self) -> None:
-        asked: list[Any] = [("9/m", USER), (CREDITS, ORG, 10)]
-        reservation = reserve_all(asked)
         with no_answer():
-            decision = check_all(asked)
-            assert (decision.allowed, decision.degraded, decision.enforced) == (False, True, True)
-            assert decision.explain() == "Rule 'credits' refuses, since the store did not answer; try again shortly."
-            response = refusal_response(get(), decision)
-            assert (response.status_code, response["Retry-After"]) == (503, "1")
+            decision = check_all(SALE)
+
+        assert (decision.allowed, decision.degraded, decision.enforced) == (False, True, True)
+        assert decision.explain() == "Rule 'credits' refuses, since the store did not answer; try again shortly."
+        assert CREDITS.get(ORG) == 1_000
+
+    def test_while_the_store_does_not_answer_a_sale_is_a_503(self) -> None:
+        with no_answer():
+            response = refusal_response(get(), check_all(SALE))
+
+        assert (response.status_code, response["Retry-After"]) == (503, "1")
+
+    def test_while_the_store_does_not_answer_nothing_is_reserved(self) -> None:
+        with no_answer(), pytest.raises(QuotaExceeded):
+            reserve_all(SALE)
+
+        assert CREDITS.get(ORG) == 1_000
+
+    def test_while_the_store_does_not_answer_nothing_is_settled(self) -> None:
+        reservation = reserve_all(SALE)
+
+        with no_answer():
             assert reservation.settle({"credits": 3}).degraded
-            with pytest.raises(QuotaExceeded):
-                reserve_all(asked)
+
         assert CREDITS.get(ORG) == 990
 
-    def test_neither_the_day_nor_a_signal_is_of_it(self) -> None:
-        heard = Mock()
-        refused.connect(heard)
+    def test_no_signal_is_sent_for_it(self) -> None:
+        refused.connect(heard := Mock())
+
         check_all(entries(1_001))
         check_all(entries(1_001, 1_001))
+
         assert [call.kwargs["rule"].name for call in heard.call_args_list] == ["tokens"]
+
+    def test_the_counts_of_the_day_do_not_have_it(self) -> None:
+        check_all(entries(1_001, 1_001))
         CREDITS.set(USER, 9)
+
         assert check_all([("rpm", USER), (CREDITS, USER, 5)])
         assert set(checks_of(USER)) == {"rpm", "tokens"}
 
@@ -214,39 +315,69 @@ class TestData:
             ((Rule.make("paid", "9/m"), ORG), "Rule 'paid' is listed twice"),
         ],
     )
-    def test_wrong_entries_are_named_and_one_call_for_one_rule_takes_no_counter(self, wrong: Any, message: str) -> None:
+    def test_a_wrong_entry_is_named(self, wrong: Any, message: str) -> None:
         with pytest.raises(RuleError, match=message):
             check_all([(counter("paid"), ORG), wrong])
+
+    def test_a_call_for_one_rule_takes_no_counter(self) -> None:
         with pytest.raises(RuleError, match=r"^counter\('credits'.* is not a rule or a rate. Use its take\(\)"):
             peek(cast("Any", CREDITS), ORG, 5)
 
-    def test_the_answer_says_that_not_enough_is_left_and_names_no_time(self) -> None:
-        decision = check_all([("9/m", USER), (CREDITS, ORG, 1_900)])
-        for accept in ("application/json", "text/html", "text/plain"):
-            response = refusal_response(get(HTTP_ACCEPT=accept), decision)
-            assert (response.status_code, "Retry-After" in response) == (429, False)
-            assert response["RateLimit-Policy"].endswith('"credits";q=1000;qu="units"')
-            assert response["RateLimit"].endswith('"credits";r=1000')
-            text = response.content.decode()
-            assert "This request needs" in text
-            assert not [words for words in ("retry_after", "<meter") if words in text]
+    @pytest.mark.parametrize("accept", ["application/json", "text/html", "text/plain"])
+    def test_the_answer_says_that_not_enough_is_left(self, accept: str) -> None:
+        response = refusal_response(get(HTTP_ACCEPT=accept), check_all([("9/m", USER), (CREDITS, ORG, 1_900)]))
+
+        assert response.status_code == 429
+        assert "This request needs" in response.content.decode()
+        assert response["RateLimit-Policy"].endswith('"credits";q=1000;qu="units"')
+        assert response["RateLimit"].endswith('"credits";r=1000')
+
+    @pytest.mark.parametrize("accept", ["application/json", "text/html", "text/plain"])
+    def test_the_answer_names_no_time(self, accept: str) -> None:
+        response = refusal_response(get(HTTP_ACCEPT=accept), check_all([("9/m", USER), (CREDITS, ORG, 1_900)]))
+
+        text = response.content.decode()
+        assert "Retry-After" not in response
+        assert not [words for words in ("retry_after", "<meter") if words in text]
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_each_change_prolongs_its_ttl_and_a_key_that_holds_no_counter_sells_nothing(raw: Any) -> None:
-    credit = counter("credits", ttl=1_000)
-    credit.set(ORG, 10)
-    (key,) = raw.scan_iter()
-    reservation = reserve_all([(credit, ORG, 3)])
-    acts: list[Callable[[], object]] = [lambda: check_all([(credit, ORG, 3)]), lambda: reservation.settle(1)]
-    for act in acts:
+class TestKey:
+    CREDIT = counter("credits", ttl=1_000)
+
+    @pytest.fixture
+    def key(self, redis_cache: Any, raw: Any) -> Any:
+        """The key of ten credits."""
+        self.CREDIT.set(ORG, 10)
+        (key,) = raw.scan_iter()
+        return key
+
+    def test_a_check_lets_it_live_for_its_ttl_again(self, key: Any, raw: Any) -> None:
         raw.pexpire(key, 5_000)
-        assert not check_all([(credit, ORG, 30)])
-        assert raw.pttl(key) <= 5_000
-        act()
+
+        check_all([(self.CREDIT, ORG, 3)])
+
         assert 900_000 < raw.pttl(key) <= 1_000_001
-    for foreign in ("12.5", "ten"):
+
+    def test_a_settlement_lets_it_live_for_its_ttl_again(self, key: Any, raw: Any) -> None:
+        reservation = reserve_all([(self.CREDIT, ORG, 3)])
+        raw.pexpire(key, 5_000)
+
+        reservation.settle(1)
+
+        assert 900_000 < raw.pttl(key) <= 1_000_001
+
+    def test_a_refusal_does_not(self, key: Any, raw: Any) -> None:
+        raw.pexpire(key, 5_000)
+
+        assert not check_all([(self.CREDIT, ORG, 30)])
+        assert raw.pttl(key) <= 5_000
+
+    @pytest.mark.parametrize("foreign", ["12.5", "ten"])
+    def test_one_that_holds_no_counter_sells_nothing(self, foreign: str, key: Any, raw: Any) -> None:
         raw.set(key, foreign)
-        decision = check_all([("9/m", USER), (credit, ORG, 3)])
+
+        decision = check_all([("9/m", USER), (self.CREDIT, ORG, 3)])
+
         assert (decision.allowed, decision.degraded) == (False, True)
         assert peek("9/m", USER).remaining == 9
