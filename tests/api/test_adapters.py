@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +23,7 @@ from django_quota.adapters import (
 )
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
 from django_quota.metrics import observe, unobserve
-from tests.support.calls import calls_of, fetch
+from tests.support.calls import both_ways, called, calls_of, fetch
 from tests.support.outages import no_answer
 
 IP = "ip:127.0.0.1"
@@ -70,15 +70,32 @@ def test_names_rates_rules_and_pairs_are_decided_in_one_call(settings: Any, monk
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_a_request_that_wraps_djangos_is_seen_through() -> None:
-    wrapped = SimpleNamespace(_request=request_by())
-    decision = attach_decision(wrapped, decide(wrapped, "0/m"))
-    assert wrapped._request.quota is decision
-    for answer in (refusal_response(wrapped, decision), asyncio.run(arefusal_response(wrapped, decision))):
-        assert answer.status_code == 429
-    assert client_ip(wrapped) == "127.0.0.1"
+class TestARequestThatWrapsDjangos:
+    @pytest.fixture
+    def wrapped(self) -> Any:
+        return SimpleNamespace(_request=request_by())
+
+    def test_its_decision_is_attached_to_djangos(self, wrapped: Any) -> None:
+        decision = attach_decision(wrapped, decide(wrapped, "0/m"))
+
+        assert wrapped._request.quota is decision
+
+    @both_ways
+    def test_it_is_refused(self, wrapped: Any, is_async: bool) -> None:
+        decision = decide(wrapped, "0/m")
+
+        assert called(is_async, refusal_response, arefusal_response, wrapped, decision).status_code == 429
+
+    def test_it_has_the_address_of_the_client(self, wrapped: Any) -> None:
+        assert client_ip(wrapped) == "127.0.0.1"
+
+
+def test_what_is_not_a_request_is_an_error() -> None:
     with pytest.raises(RuleError, match=r"'ip:1.2.3.4' is not a Django request.*check_all"):
         decide("ip:1.2.3.4", "10/m")
+
+
+def test_a_subject_for_a_rule_that_needs_the_request_is_an_error() -> None:
     with pytest.raises(RuleError, match="pass the request"):
         decide(request_by(), [(Rule.make("own", lambda request: "5/m"), "user:42")])
 
@@ -113,46 +130,95 @@ def heard() -> Iterator[list[Decision]]:
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_checks_requests_reservations_and_slots_are_heard(heard: list[Decision]) -> None:
-    made = [check("1/m", "user:1"), asyncio.run(acheck("1/m", "user:1")), decide(request_by(), "2/m")]
-    with reserve("5/m", "user:1", 3) as reservation:
-        made.append(reservation.decision)
-    with pytest.raises(QuotaExceeded):
-        reserve("5/m", "user:1", 3)
-    with slot("export", 1):
-        pass
-    assert heard[:4] == made
-    assert [decision.allowed for decision in heard] == [True, False, True, True, False, True]
-    heard.clear()
-    peek("1/m", "user:1")
-    refund("1/m", "user:1")
-    check(Rule.make("free", None), "user:1")
-    decide(request_by(), [Rule.make("posts", "1/m", methods=["POST"])])
-    assert heard == []
-    for _ in range(3):  # from memory, too
-        check("1/m", "user:2", cache_refusals=9)
-    with no_answer():
-        check("5/m", "user:3", on_unavailable="deny")
-    assert [(decision.allowed, decision.degraded) for decision in heard] == [
-        (True, False), (False, False), (False, False), (False, True)
-    ]  # fmt: skip
+class TestObservers:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda: check("1/m", "user:1"), id="a check"),
+            pytest.param(lambda: asyncio.run(acheck("1/m", "user:1")), id="an async check"),
+            pytest.param(lambda: decide(request_by(), "2/m"), id="a request"),
+            pytest.param(lambda: reserve("5/m", "user:1", 3).decision, id="a reservation"),
+            pytest.param(lambda: check("0/m", "user:1"), id="a refusal"),
+        ],
+    )
+    def test_they_hear(self, make: Callable[[], Decision], heard: list[Decision]) -> None:
+        decision = make()
 
+        assert heard == [decision]
 
-@pytest.mark.usefixtures("memory_store")
-def test_an_observer_is_a_sync_function_is_kept_once_and_breaks_nothing(
-    heard: list[Decision], caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(decision: Decision) -> None:
-        raise ValueError("broken on purpose")
+    def test_they_hear_a_refused_reservation(self, heard: list[Decision]) -> None:
+        with pytest.raises(QuotaExceeded):
+            reserve("5/m", "user:1", 6)
 
-    async def later(decision: Decision) -> None: ...
+        assert [decision.allowed for decision in heard] == [False]
 
-    with pytest.raises(ConfigurationError, match="not a sync function"):
-        observe(later)
-    assert observe(observe(broken)) is broken
-    with caplog.at_level(logging.ERROR, "django_quota"):
+    def test_they_hear_a_slot(self, heard: list[Decision]) -> None:
+        with slot("export", 1):
+            pass
+
+        assert [decision.allowed for decision in heard] == [True]
+
+    def test_they_hear_refusals_from_memory(self, heard: list[Decision]) -> None:
+        for _ in range(3):
+            check("1/m", "user:2", cache_refusals=9)
+
+        assert [(decision.allowed, decision.degraded) for decision in heard] == [
+            (True, False), (False, False), (False, False)
+        ]  # fmt: skip
+
+    def test_they_hear_what_is_denied_without_the_store(self, heard: list[Decision]) -> None:
+        with no_answer():
+            check("5/m", "user:3", on_unavailable="deny")
+
+        assert [(decision.allowed, decision.degraded) for decision in heard] == [(False, True)]
+
+    @pytest.mark.parametrize(
+        "act",
+        [
+            pytest.param(lambda: peek("1/m", "user:1"), id="a peek"),
+            pytest.param(lambda: refund("1/m", "user:1"), id="a refund"),
+            pytest.param(lambda: check(Rule.make("free", None), "user:1"), id="a rule without a rate"),
+            pytest.param(
+                lambda: decide(request_by(), [Rule.make("posts", "1/m", methods=["POST"])]),
+                id="a rule of other methods",
+            ),
+        ],
+    )
+    def test_they_do_not_hear(self, act: Callable[[], object], heard: list[Decision]) -> None:
+        act()
+
+        assert heard == []
+
+    def test_an_async_function_cannot_observe(self) -> None:
+        async def later(decision: Decision) -> None: ...
+
+        with pytest.raises(ConfigurationError, match="not a sync function"):
+            observe(later)
+
+    @pytest.fixture
+    def broken(self) -> Iterator[Callable[[Decision], None]]:
+        """A function that observes, and fails."""
+
+        def fail(decision: Decision) -> None:
+            raise ValueError("broken on purpose")
+
+        assert observe(fail) is fail
+        yield fail
+        unobserve(fail)
+
+    def test_one_that_fails_breaks_nothing(self, broken: Any, heard: list[Decision]) -> None:
         assert check("5/m", "user:1")
-    assert caplog.text.count("An observer of decisions failed") == 1
-    assert len(heard) == 1
-    assert unobserve(broken)
-    assert not unobserve(broken)
+        assert len(heard) == 1
+
+    def test_the_failure_of_one_that_observes_twice_is_logged_once(
+        self, broken: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        observe(broken)
+
+        with caplog.at_level(logging.ERROR, "django_quota"):
+            check("5/m", "user:1")
+
+        assert caplog.text.count("An observer of decisions failed") == 1
+
+    def test_unobserve_says_whether_it_observed(self, broken: Any) -> None:
+        assert [unobserve(broken), unobserve(broken)] == [True, False]
