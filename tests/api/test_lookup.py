@@ -153,10 +153,28 @@ def test_an_override_that_may_have_an_effect_has_no_problem(subject: str, rule: 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("keyed")
-def test_unknown_rules_and_users_are_problems_of_an_override() -> None:
-    unknown, misspelt = override_problems("ap", "user:3")
-    assert unknown == 'There is no user with the key "3".'
-    assert misspelt == '"ap" is not a rule of the settings or the views. Did you mean "api"?'
-    for typed, subject in (("user:*", "user:*"), ("198.51.100.7/24", "ip:198.51.100.0/24")):
-        assert parse_override_input(typed) == subject
-        assert override_problems("*", subject) == []
+@pytest.mark.parametrize(
+    ("rule", "subject", "problem"),
+    [
+        pytest.param("api", "user:3", 'There is no user with the key "3".', id="user"),
+        pytest.param("ap", "*", '"ap" is not a rule of the settings or the views. Did you mean "api"?', id="rule"),
+    ],
+)
+def test_an_override_of_an_unknown_one_has_a_problem(rule: str, subject: str, problem: str) -> None:
+    assert override_problems(rule, subject) == [problem]
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("keyed")
+def test_an_override_may_have_two_problems() -> None:
+    assert len(override_problems("ap", "user:3")) == 2
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("keyed")
+@pytest.mark.parametrize(
+    ("typed", "subject"), [("user:*", "user:*"), ("198.51.100.7/24", "ip:198.51.100.0/24")], ids=["users", "network"]
+)
+def test_an_override_of_many_has_no_problem(typed: str, subject: str) -> None:
+    assert parse_override_input(typed) == subject
+    assert override_problems("*", subject) == []
