@@ -1,5 +1,6 @@
 """What is known of a subject: read by name in a few trips, alike on both stores, and reset rule by rule."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.support.steps import SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
 BAN = {"after": "1/m", "for": ["1h", "2h"]}
+any_subject = pytest.mark.parametrize("subject", ["{x}\n", "*", "x" * 10_000, "\ud800", "a b+c%d"])
 
 
 @quota("7/m", key="ip", name="viewed")
@@ -43,54 +45,91 @@ class TestOnEitherStore:
     def test_the_limits_of_known_rules_are_read(self) -> None:
         with freeze(START):
             check("search", SUBJECT, 4)
-            status = status_of(SUBJECT)
-            assert status == status_of(SUBJECT)
-            assert check("search", SUBJECT).remaining == 5
+            limits = status_of(SUBJECT)["limits"]
+
         names = ("rule", "tier", "rate", "used", "remaining")
-        assert [tuple(limit[name] for name in names) for limit in status["limits"]] == [
+        assert [tuple(limit[name] for name in names) for limit in limits] == [
             ("search", "", "10/m", 4, 6), ("search", "", "100/h", 4, 96), ("banning", "", "1/h", 0, 1),
             ("tiered", "anonymous", "5/m", 0, 5), ("tiered", "authenticated", "50/m", 0, 50),
             ("viewed", "", "7/m", 0, 7),
         ]  # fmt: skip
-        assert set(status["unread"]) == {"function", "free", "broken"}
+
+    def test_rules_whose_limits_cannot_be_read_are_named(self) -> None:
+        assert set(status_of(SUBJECT)["unread"]) == {"function", "free", "broken"}
+
+    def test_reading_takes_nothing(self) -> None:
+        with freeze(START):
+            check("search", SUBJECT, 4)
+
+            assert status_of(SUBJECT) == status_of(SUBJECT)
+            assert check("search", SUBJECT).remaining == 5
 
     def test_a_plain_rate_is_found_by_daily_counts_with_any_algorithm(self) -> None:
         with freeze(START):
             check("5/30m", "user:1", 2)
             check("6/30m", "user:1", 3, algorithm="token_bucket")
             limits = status_of("user:1")["limits"]
-            spelt = status_of("user:1", ["5 per 30 minutes", "search"])["limits"]
+
         found = {(limit["rule"], limit["algorithm"]): limit["used"] for limit in limits if limit["used"]}
         assert found == {("5/30m", "sliding_window"): 2, ("6/30m", "token_bucket"): 3}
-        assert [(limit["rule"], limit["used"]) for limit in spelt] == [("5/30m", 2), ("search", 0), ("search", 0)]
 
-    def test_a_reset_of_one_rule_covers_its_overrides_and_keeps_the_others(self) -> None:
+    def test_a_plain_rate_may_be_written_in_words(self) -> None:
+        with freeze(START):
+            check("5/30m", "user:1", 2)
+            limits = status_of("user:1", ["5 per 30 minutes", "search"])["limits"]
+
+        assert [(limit["rule"], limit["used"]) for limit in limits] == [("5/30m", 2), ("search", 0), ("search", 0)]
+
+    @pytest.fixture
+    def overridden(self, either_store: None) -> Iterator[None]:
+        """Hits under two rules, and then an override of one with a hit of its own."""
         with freeze(START):
             check("search", SUBJECT, 4)
             check("banning", SUBJECT)
             override("r 0 0 50/2h", "search")
             check("search", SUBJECT, 4)
-            assert reset("search", SUBJECT) >= 2
-            assert peek("search", SUBJECT).limit == 50, "the override stays"
-            for clear in (bool, lambda: override("", "search")):
-                clear()
-                used = {limit["rule"]: limit["used"] for limit in status_of(SUBJECT)["limits"]}
-                assert (used["search"], used["banning"]) == (0, 1)
+            yield
+
+    @pytest.mark.usefixtures("overridden")
+    def test_a_reset_counts_what_it_forgets_of_the_rule_with_its_override(self) -> None:
+        assert reset("search", SUBJECT) >= 2
+
+    @pytest.mark.usefixtures("overridden")
+    def test_a_reset_leaves_the_override(self) -> None:
+        reset("search", SUBJECT)
+
+        assert peek("search", SUBJECT).limit == 50
+
+    @pytest.mark.usefixtures("overridden")
+    @pytest.mark.parametrize(
+        "clear", [bool, lambda: override("", "search")], ids=["of the override", "below the override"]
+    )
+    def test_a_reset_of_one_rule_forgets_the_counts(self, clear: Callable[[], object]) -> None:
+        reset("search", SUBJECT)
+        clear()
+
+        used = {limit["rule"]: limit["used"] for limit in status_of(SUBJECT)["limits"]}
+        assert (used["search"], used["banning"]) == (0, 1)
 
 
 @pytest.mark.usefixtures("redis_cache")
 class TestOnRedis:
-    def test_it_scans_no_keys_and_takes_few_trips(self, raw: redis.Redis, settings: Any) -> None:
+    @pytest.fixture
+    def commands_of_a_look(self, redis_cache: Any, raw: redis.Redis, settings: Any) -> dict[str, int]:
+        """How often each command ran, to read 151 limits."""
         settings.QUOTA = {"RULES": {f"rule-{number}": "10/m" for number in range(150)}}
         with freeze(START):
             check("rule-7", "user:1", 3)
             status_of("user:1")
             raw.config_resetstat()
-            snapshot = status_of("user:1")
-        assert len(snapshot["limits"]) == 151
-        stats = {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in raw.info("commandstats").items()}
-        assert not {"scan", "keys", "hscan"} & stats.keys()
-        assert stats["evalsha"] == 4  # a look, the days, and a peek a hundred rules
+            assert len(status_of("user:1")["limits"]) == 151
+        return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in raw.info("commandstats").items()}
+
+    def test_it_scans_no_keys(self, commands_of_a_look: dict[str, int]) -> None:
+        assert not {"scan", "keys", "hscan"} & commands_of_a_look.keys()
+
+    def test_it_takes_few_trips(self, commands_of_a_look: dict[str, int]) -> None:
+        assert commands_of_a_look["evalsha"] == 4  # a look, the days, and a peek a hundred rules
 
     def test_a_reset_by_keys_forgets_the_refusals_that_count_towards_a_ban(self, settings: Any) -> None:
         rules = {"patient": {"rate": "1/h", "ban": {"after": "3/h", "for": ["1h"]}}}
@@ -104,23 +143,38 @@ class TestOnRedis:
             assert [check("patient", SUBJECT).allowed for _ in range(3)] == [True, False, False]
             assert bans_of(SUBJECT) == []
 
-    def test_the_leases_of_rules_and_of_slots_that_were_used_lately_have_their_ends(self, raw: redis.Redis) -> None:
+    @pytest.mark.parametrize(
+        ("later", "expected"),
+        [(0, [("a b", (30.0,)), ("seats", (30.0, 50.0))]), (31, [("seats", (19.0,))])],
+        ids=["at once", "after some have ended"],
+    )
+    def test_the_leases_of_rules_and_of_recently_used_slots_have_their_ends(
+        self, later: int, expected: list[Any], raw: redis.Redis
+    ) -> None:
         with freeze(START):
             for seconds in (30, 50):
                 slot("seats", 2, seconds, subject=SUBJECT).acquire()
             slot("a b", 3, 30, subject=SUBJECT).acquire()
         raw.zadd("quota:1:{!}:slots", {f"{SUBJECT} a%20b 3": START, "user:1 other 3": START})  # as `metrics` does
-        for later, expected in ((0, [("a b", (30.0,)), ("seats", (30.0, 50.0))]), (31, [("seats", (19.0,))])):
-            with freeze(START + later * SECOND):
-                leases = status_of(SUBJECT)["leases"]
-            assert sorted((lease["name"], lease["ends_in"]) for lease in leases) == expected
 
-    @pytest.mark.parametrize("subject", ["{x}\n", "*", "x" * 10_000, "\ud800", "a b+c%d"])
-    def test_any_subject_can_be_inspected_and_reset(self, subject: str) -> None:
+        with freeze(START + later * SECOND):
+            leases = status_of(SUBJECT)["leases"]
+
+        assert sorted((lease["name"], lease["ends_in"]) for lease in leases) == expected
+
+    @any_subject
+    def test_any_subject_can_be_inspected(self, subject: str) -> None:
         with freeze(START):
             name = check("search", subject, 3).subject
+
             assert {limit["used"] for limit in status_of(name)["limits"] if limit["rule"] == "search"} == {3}
+
+    @any_subject
+    def test_any_subject_can_be_reset(self, subject: str) -> None:
+        with freeze(START):
+            name = check("search", subject, 3).subject
             reset("*", name)
+
             assert not any(limit["used"] for limit in status_of(name)["limits"])
 
 
