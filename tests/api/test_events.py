@@ -104,22 +104,32 @@ def manage(redis_server: Any, raw: redis.Redis, tmp_path: Path) -> Iterator[Mana
         yield started
 
 
-def test_events_of_the_decision_script_are_read(settings: Any) -> None:
+@pytest.fixture
+def written(redis_cache: Any, settings: Any) -> list[dict[str, Any]]:
+    """The events that the decision script writes of seven hits, as they are read."""
     rule = {"rate": "4/m", "warn_at": 0.5, "ban": {"after": "2/m", "for": ["10m"]}}
     settings.QUOTA = {"RULES": {"log:in\n": rule}}
     with freeze(START):
         for _ in range(7):
             check("log:in\n", "name:{a} b\u2028")
-    lines = [json.loads(line) for line in shown("--json")]
-    assert [line["kind"] for line in lines] == ["near", "refused", "banned"]
-    assert {(line["rule"], line["subject"], line["capacity"]) for line in lines} == {
-        ("log:in\n", "name:{a} b%E2%80%A8", 4)  # a subject's own control characters are escaped before
-    }
-    assert [line["remaining"] for line in lines] == [2, 0, 0]
-    assert [line["level"] for line in lines] == [0, 0, 1]
-    assert [line["share"] for line in lines] == [0.5, 0, 0]
-    ends = (None, "2025-11-21T04:41:00+00:00", "2025-11-21T04:50:00+00:00")
-    assert tuple(line["until"] for line in lines) == ends
+    return [json.loads(line) for line in shown("--json")]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("kind", ["near", "refused", "banned"]),
+        ("rule", ["log:in\n"] * 3),
+        ("subject", ["name:{a} b%E2%80%A8"] * 3),  # a subject's own control characters are escaped before
+        ("capacity", [4, 4, 4]),
+        ("remaining", [2, 0, 0]),
+        ("level", [0, 0, 1]),
+        ("share", [0.5, 0, 0]),
+        ("until", [None, "2025-11-21T04:41:00+00:00", "2025-11-21T04:50:00+00:00"]),
+    ],
+)
+def test_events_of_the_decision_script_are_read(name: str, values: list[Any], written: list[dict[str, Any]]) -> None:
+    assert [event[name] for event in written] == values
 
 
 def test_the_last_are_found_over_many_pages_the_oldest_first(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
