@@ -50,7 +50,7 @@ urlpatterns = [path("", quota("5/h", name="of-the-view", ban=BAN)(view))]
 
 @pytest.fixture(params=["sync", "async"])
 def do(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Call a verb or its async twin: `do(ban, aban, SUBJECT, ...)`."""
+    """Call a verb or its async twin: `do(ban, aban, "search", SUBJECT, 600)`."""
     if request.param == "sync":
         return lambda verb, averb, *given: verb(*given)
     return lambda verb, averb, *given: asyncio.run(averb(*given))
@@ -279,16 +279,6 @@ class TestBan:
 
         assert check("search", SUBJECT).outcomes[0].why == "blocked"
 
-    def test_while_limiting_is_off_it_does_nothing(self, settings: Any, signalled: Mock) -> None:
-        before = settings.QUOTA
-        settings.QUOTA = {**before, "ENABLED": False}
-
-        assert ban("search", SUBJECT, 600).allowed
-
-        settings.QUOTA = before
-        assert bans_of(SUBJECT) == []
-        assert not signalled.called
-
     @pytest.mark.parametrize(
         ("rule", "problem"),
         [
@@ -314,6 +304,29 @@ class TestBan:
     def test_a_ban_without_effect_is_an_error(self, rule: str, problem: str) -> None:
         with pytest.raises(RuleError, match=problem):
             ban(rule, SUBJECT, 600)
+
+
+@on_redis  # which keeps a ban when the settings change
+class TestWhileLimitingIsOff:
+    @pytest.fixture
+    def decision(self, redis_cache: Any, rules: None, signalled: Mock, settings: Any) -> Decision:
+        """The answer to a ban of that time; limiting is on again."""
+        before = settings.QUOTA
+        settings.QUOTA = {**before, "ENABLED": False}
+        decision = ban("search", SUBJECT, 600)
+        settings.QUOTA = before
+        return decision
+
+    def test_a_ban_is_answered_as_allowed(self, decision: Decision) -> None:
+        assert decision.allowed
+
+    @pytest.mark.usefixtures("decision")
+    def test_a_ban_is_not_set(self) -> None:
+        assert bans_of(SUBJECT) == []
+
+    @pytest.mark.usefixtures("decision")
+    def test_a_ban_is_not_signalled(self, signalled: Mock) -> None:
+        assert not signalled.called
 
 
 @on_redis
