@@ -14,7 +14,6 @@ from rest_framework.views import APIView
 
 from django_quota import Rule, concurrency, quota
 from django_quota.contrib.rest_framework import QuotaThrottle
-from django_quota.testing import clear
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -110,31 +109,56 @@ def ask(route: str, *visitors: str, method: str = "get") -> list[str | None]:
 ANN, BOB = "192.0.2.1", "192.0.2.2"
 
 
-@pytest.mark.parametrize("middleware", [[], [OURS]], ids=["alone", "middleware"])
-def test_under_cache_page_nobody_sees_the_headers_of_another(middleware: list[str], settings: Any) -> None:
-    settings.MIDDLEWARE = middleware
-    written = '"own";r=2' if middleware else None  # the middleware writes them after the cache
-    below, above = [written, None, None], ['"own";r=2', '"own";r=2', '"own";r=1']
-    for routes, shown in ((("below", "slot", "throttle"), below), (("above",), above)):
-        for route in routes:
-            cache.clear()
-            clear()
-            assert ask(route, ANN, BOB, ANN) == shown, route
-    # Refusals and other methods are not stored, and have their headers.
-    cache.clear()
-    clear()
-    assert ask("below", ANN, ANN, BOB, ANN, method="post") == ['"own";r=2', '"own";r=1', '"own";r=2', '"own";r=0']
-    assert ask("below", ANN, BOB, ANN) == ['"own";r=0', '"own";r=1' if middleware else None, None]
+with_middleware = pytest.mark.parametrize("middleware", [[], [OURS]], ids=["alone", "middleware"])
 
 
-@pytest.mark.parametrize("middleware", [[FIRST, OURS, LAST], [FIRST, LAST]], ids=["middleware", "alone"])
-def test_under_the_cache_of_the_site_a_limited_view_has_no_headers_unless_private(
-    middleware: list[str], settings: Any
+@with_middleware
+class TestUnderCachePage:
+    @pytest.mark.parametrize("route", ["below", "slot", "throttle"])
+    def test_nobody_sees_the_headers_of_another(self, route: str, middleware: list[str], settings: Any) -> None:
+        settings.MIDDLEWARE = middleware
+        written = '"own";r=2' if middleware else None  # the middleware writes them after the cache
+
+        assert ask(route, ANN, BOB, ANN) == [written, None, None]
+
+    def test_a_limit_above_the_cache_shows_each_its_own(self, middleware: list[str], settings: Any) -> None:
+        settings.MIDDLEWARE = middleware
+
+        assert ask("above", ANN, BOB, ANN) == ['"own";r=2', '"own";r=2', '"own";r=1']
+
+    def test_methods_that_are_not_stored_have_their_headers(self, middleware: list[str], settings: Any) -> None:
+        settings.MIDDLEWARE = middleware
+
+        assert ask("below", ANN, ANN, BOB, ANN, method="post") == [
+            '"own";r=2', '"own";r=1', '"own";r=2', '"own";r=0'
+        ]  # fmt: skip
+
+    def test_a_refusal_is_not_stored_and_has_its_headers(self, middleware: list[str], settings: Any) -> None:
+        settings.MIDDLEWARE = middleware
+        ask("below", ANN, ANN, BOB, ANN, method="post")
+
+        assert ask("below", ANN, BOB, ANN) == ['"own";r=0', '"own";r=1' if middleware else None, None]
+
+
+under_the_cache_of_the_site = pytest.mark.parametrize(
+    "middleware", [[FIRST, OURS, LAST], [FIRST, LAST]], ids=["middleware", "alone"]
+)
+
+
+@under_the_cache_of_the_site
+@pytest.mark.parametrize("route", ["limited", "limited-async", "limited-throttle"])
+def test_under_the_cache_of_the_site_a_limited_view_has_no_headers(
+    route: str, middleware: list[str], settings: Any
 ) -> None:
     settings.MIDDLEWARE = middleware
-    for route in ("limited", "limited-async", "limited-throttle"):
-        cache.clear()
-        assert ask(route, ANN, BOB, ANN) == [None] * 3
+
+    assert ask(route, ANN, BOB, ANN) == [None] * 3
+
+
+@under_the_cache_of_the_site
+def test_under_the_cache_of_the_site_a_private_view_has_headers(middleware: list[str], settings: Any) -> None:
+    settings.MIDDLEWARE = middleware
+
     assert '"own"' in str(ask("private", BOB))
 
 
@@ -150,7 +174,7 @@ def test_a_rule_of_the_settings_shows_its_headers_on_what_comes_from_the_cache(s
     assert ask("plain", ANN, BOB, ANN, "192.0.2.9") == [None, '"own";r=2', '"own";r=1', None]
 
 
-@pytest.mark.parametrize("middleware", [[], [OURS]], ids=["alone", "middleware"])
+@with_middleware
 @pytest.mark.parametrize("route", ["public", "public-async", "public-slot", "public-throttle", "s-maxage"])
 def test_what_a_cdn_may_show_to_others_has_no_headers(route: str, middleware: list[str], settings: Any) -> None:
     settings.MIDDLEWARE = middleware
@@ -163,21 +187,29 @@ def test_a_rule_of_the_settings_shows_no_headers_on_what_a_cdn_may_keep(settings
     assert ask("public-plain", ANN) == [None]
 
 
-@pytest.mark.parametrize("middleware", [[], [OURS]], ids=["alone", "middleware"])
-@pytest.mark.parametrize("where", ["above", "below"])
-@pytest.mark.parametrize(
-    ("route", "shown"),
-    [("public-tagged", False), ("public-tagged-async", False), ("bare-304", False), ("private-304", True)],
-)
-def test_a_304_by_which_a_cdn_may_change_what_it_keeps_has_no_headers(
-    route: str, shown: bool, where: str, middleware: list[str], settings: Any
-) -> None:
+def of_a_304(route: str, where: str, middleware: list[str], settings: Any) -> Any:
+    """Return the headers of a 304 with the middleware that makes it above or below ours."""
     settings.MIDDLEWARE = [CONDITIONAL, *middleware] if where == "above" else [*middleware, CONDITIONAL]
     client: Any = AsyncClient() if "async" in route else Client()
     reply = client.get(f"/{route}/", headers={"If-None-Match": '"a"'})
     reply = asyncio.run(reply) if "async" in route else reply
     assert reply.status_code == 304
-    assert ("RateLimit" in reply.headers) is shown
+    return reply.headers
+
+
+@with_middleware
+@pytest.mark.parametrize("where", ["above", "below"])
+@pytest.mark.parametrize("route", ["public-tagged", "public-tagged-async", "bare-304"])
+def test_a_304_by_which_a_cdn_may_change_what_it_keeps_has_no_headers(
+    route: str, where: str, middleware: list[str], settings: Any
+) -> None:
+    assert "RateLimit" not in of_a_304(route, where, middleware, settings)
+
+
+@with_middleware
+@pytest.mark.parametrize("where", ["above", "below"])
+def test_a_private_304_has_headers(where: str, middleware: list[str], settings: Any) -> None:
+    assert "RateLimit" in of_a_304("private-304", where, middleware, settings)
 
 
 def test_what_only_the_caller_may_keep_has_headers() -> None:
