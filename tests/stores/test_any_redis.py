@@ -22,7 +22,7 @@ from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.redis.urls import read_server, read_url
 from django_quota.testing import RedisServer, running_redis, server_programs
-from tests.support.calls import BOTH_WAYS, remaining_both_ways
+from tests.support.calls import RAISING_CALLS, remaining_both_ways
 from tests.support.clusters import Cluster
 from tests.support.findings import findings
 from tests.support.inputs import inputs
@@ -132,7 +132,7 @@ def test_a_function_is_asked_for_the_password_of_each_new_connection(port: int, 
     assert of_site.asked == asked + 3  # only the loop of the second call is new
     of_site.named = ValueError(PASSWORD)  # from now on it fails: an outage
     redis_store().close()
-    for call in BOTH_WAYS:
+    for call in RAISING_CALLS:
         with pytest.raises(StoreUnavailable, match="Credentials, raised ValueError") as caught:
             call()
         assert "5ENTINEL" not in str(caught.value)
@@ -227,7 +227,7 @@ def test_a_wrong_value_is_named_without_its_secrets(
     assert "5ENT" not in f"{found.msg} {found.hint} {found!r}"
     if code != "W012":
         settings.QUOTA = {"REDIS": named}
-        for call in BOTH_WAYS:
+        for call in RAISING_CALLS:
             with pytest.raises(ConfigurationError) as caught:
                 call()
             assert (caught.value.problem, caught.value.hint) == (found.msg, found.hint)

@@ -55,7 +55,7 @@ def remaining_both_ways() -> list[int | None]:
     return [check("5/m", "user:1").remaining, asyncio.run(asked())]
 
 
-BOTH_WAYS: list[Callable[[], object]] = [lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))]
+RAISING_CALLS: list[Callable[[], object]] = [lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))]
 """A sync and an async call that raise the store's errors, where a check decides by itself."""
 
 
