@@ -57,13 +57,26 @@ def left() -> list[int | None]:
 @both_stores
 class TestCheckAll:
     @both_ways
-    def test_both_are_taken_in_one_call(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_is_one_call(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        left()
+        calls = calls_of(monkeypatch)
+
+        called(is_async, check_all, acheck_all, entries())
+
+        assert len(calls) == 1
+
+    @both_ways
+    def test_both_are_taken(self, is_async: bool) -> None:
         with freeze(START):
-            left()
-            calls = calls_of(monkeypatch)
-            decision = called(is_async, check_all, acheck_all, entries())
-            assert len(calls) == 1
+            called(is_async, check_all, acheck_all, entries())
+
             assert left() == [2, 100, 100]
+
+    @both_ways
+    def test_the_decision_has_both(self, is_async: bool) -> None:
+        with freeze(START):
+            decision = called(is_async, check_all, acheck_all, entries())
+
         shown = [(each.rule, each.subject, each.cost, each.remaining, each.limit) for each in decision.outcomes]
         assert shown[1:] == [("tokens", USER, 900, 100, 1_000), ("credits", ORG, 900, 100, 100)]
         assert str(decision.outcomes[2].rate) == "100 left"
@@ -150,17 +163,33 @@ def test_a_top_up_holds_at_once_although_refusals_are_cached(settings: Any) -> N
 
 @both_stores
 @pytest.mark.parametrize("actual", [0, 640, 1_000, 1_040])
-def test_settling_gives_back_or_takes_the_difference(actual: int) -> None:
-    with freeze(START):
-        with reserve_all(entries()) as reservation:
+class TestSettle:
+    """900 are reserved."""
+
+    def test_it_gives_back_or_takes_the_difference(self, actual: int) -> None:
+        with freeze(START), reserve_all(entries()) as reservation:
             assert left() == [2, 100, 100]
-            decision = reservation.settle({"tokens": actual, "credits": actual})
-        reservation.cancel()  # a second time it changes nothing
-        assert left() == [2, max(0, 1_000 - actual), 1_000 - actual]
-    outcome = decision.of_rule("credits")
-    assert outcome is not None
-    assert (outcome.remaining, outcome.over) == (max(0, 1_000 - actual), max(0, actual - 1_000))
-    assert outcome.allowed == (actual <= 1_000)
+
+            reservation.settle({"tokens": actual, "credits": actual})
+
+            assert left() == [2, max(0, 1_000 - actual), 1_000 - actual]
+
+    def test_a_cancel_after_it_changes_nothing(self, actual: int) -> None:
+        with freeze(START):
+            with reserve_all(entries()) as reservation:
+                reservation.settle({"tokens": actual, "credits": actual})
+
+            reservation.cancel()
+
+            assert left() == [2, max(0, 1_000 - actual), 1_000 - actual]
+
+    def test_its_answer_says_what_is_left_or_owed(self, actual: int) -> None:
+        with freeze(START), reserve_all(entries()) as reservation:
+            outcome = reservation.settle({"tokens": actual, "credits": actual}).of_rule("credits")
+
+        assert outcome is not None
+        assert (outcome.remaining, outcome.over) == (max(0, 1_000 - actual), max(0, actual - 1_000))
+        assert outcome.allowed == (actual <= 1_000)
 
 
 @in_memory
