@@ -192,14 +192,14 @@ def test_a_caller_may_be_cancelled_from_any_await_on(hold: Callable[[Slot], Awai
 @pytest.mark.parametrize("ends", ["settled", "failed", "left"])
 def test_a_reservation_that_is_cancelled_while_it_is_settled_is_settled(where: Where, times: int, ends: str) -> None:
     async def leave() -> None:
-        hold = await areserve("1000/h", "user:7", 600)
+        reservation = await areserve("1000/h", "user:7", 600)
 
         async def work() -> None:
-            async with hold:
+            async with reservation:
                 if ends == "failed":
                     raise ZeroDivisionError
                 if ends == "settled":
-                    await hold.asettle(0)
+                    await reservation.asettle(0)
                 await asyncio.Event().wait()
 
         task = asyncio.ensure_future(work())
