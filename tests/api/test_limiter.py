@@ -183,16 +183,25 @@ def test_a_shadow_refusal_is_logged(
 
 
 @pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize("aside", [{"shadow": True}, {"block": False}])
-def test_refused_hits_count_only_where_the_rule_itself_refused_them(aside: dict[str, Any]) -> None:
-    watched = Rule.make("watched", "5/m", key="ip", count_refused=True, **aside)
-    closed = Rule.make("closed", "0/m", key="ip")
-    with freeze(START):
-        assert not decide(RequestFactory().get("/"), [watched, closed])
-        assert peek(watched, "ip:127.0.0.1").remaining == 5
-        check(watched, "ip:127.0.0.1", 4)
-        check(watched, "ip:127.0.0.1", 4)  # which it refuses, and counts
-        assert peek(watched, "ip:127.0.0.1").remaining == 0
+@pytest.mark.parametrize("aside", [{"shadow": True}, {"block": False}], ids=["a shadow", "one that does not block"])
+class TestRefusedHitsOf:
+    """Of a rule that counts refused hits, and refuses no request."""
+
+    @pytest.fixture
+    def watched(self, aside: dict[str, Any]) -> Rule:
+        return Rule.make("watched", "5/m", key="ip", count_refused=True, **aside)
+
+    def test_they_do_not_count_where_another_rule_refused_them(self, watched: Rule) -> None:
+        with freeze(START):
+            assert not decide(RequestFactory().get("/"), [watched, Rule.make("closed", "0/m", key="ip")])
+            assert peek(watched, "ip:127.0.0.1").remaining == 5
+
+    def test_they_count_where_it_refused_them(self, watched: Rule) -> None:
+        with freeze(START):
+            check(watched, "ip:127.0.0.1", 4)
+            check(watched, "ip:127.0.0.1", 4)  # which it refuses, and counts
+
+            assert peek(watched, "ip:127.0.0.1").remaining == 0
 
 
 def nobody(request: object) -> Any:
