@@ -30,6 +30,7 @@ from django_quota.stores.database.store import DatabaseStore
 from django_quota.testing import freeze
 from tests.support.commands import json_of, said
 from tests.support.outages import mostly_late
+from tests.support.selection import thorough
 from tests.support.specifications import Put
 from tests.support.steps import SECOND, Clock
 from tests.support.stores import current_store
@@ -128,10 +129,9 @@ def test_the_newest_events_are_read_page_by_page(store: DatabaseStore) -> None:
     assert others == [entry.id for entry in log().newest(4, first)]
 
 
+@pytest.mark.parametrize("database", [thorough("postgresql", "postgresql")], indirect=True)  # SQLite has one writer
 def test_a_follower_misses_no_event_of_a_slow_transaction(store: DatabaseStore, database: dict[str, Any]) -> None:
     """It has a smaller id than the events that are read before it ends."""
-    if not database.get("HOST"):
-        return  # SQLite has one writer at a time
     place, event = log().last_id(), json.dumps(["refused", "slow", "user:1", 0, 0, 1, 0, 0])
     with psycopg.connect(host=database["HOST"], user="quota", dbname="postgres") as another_process:
         another_process.execute(
