@@ -1,6 +1,7 @@
 """What pages and commands show and do where states are in a database: events, bans, usage, sweeps, status."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -198,22 +199,42 @@ class TestOverview:
         assert activity().bans == []
 
 
-def test_what_is_known_of_a_subject_with_rules_that_only_a_call_names(store: DatabaseStore) -> None:
-    check("7/m", "ip:192.0.2.1")
-    for _ in range(4):
-        check(BANNING, "ip:192.0.2.1")
-    check("7/m", "ip:192.0.2.10")
-    with slot("export", 3, subject="ip:192.0.2.1"):
-        activity()  # sends which slots were used
+class TestSubject:
+    """It has counts and a ban of rules that only a call names, and has held a slot."""
+
+    @pytest.fixture(autouse=True)
+    def used(self, store: DatabaseStore) -> Iterator[None]:
+        check("7/m", "ip:192.0.2.1")
+        for _ in range(4):
+            check(BANNING, "ip:192.0.2.1")
+        check("7/m", "ip:192.0.2.10")
+        with slot("export", 3, subject="ip:192.0.2.1"):
+            activity()  # sends which slots were used
+            yield
+
+    def test_a_scan_finds_the_limits_that_it_has_used(self) -> None:
         found = load_snapshot("ip:192.0.2.1", scan=True)
-        by_name = load_snapshot("ip:192.0.2.1")
-    assert {(limit.rule, limit.used) for limit in found.limits if limit.used} == {("login", 2), ("7/m", 1)}
-    assert [each.name for each in found.leases] == [each.name for each in by_name.leases] == ["export"]
-    assert [ban.rule for ban in found.bans] == ["login"]
-    assert [event.kind for event in recent_refusals("ip:192.0.2.1")] == ["banned", "refused"]
-    for command in ("quota_status", "quota_reset"):
+
+        assert {(limit.rule, limit.used) for limit in found.limits if limit.used} == {("login", 2), ("7/m", 1)}
+
+    @pytest.mark.parametrize("scan", [True, False], ids=["with a scan", "without a scan"])
+    def test_its_slots_are_found(self, scan: bool) -> None:
+        assert [each.name for each in load_snapshot("ip:192.0.2.1", scan=scan).leases] == ["export"]
+
+    def test_its_bans_are_found(self) -> None:
+        assert [ban.rule for ban in load_snapshot("ip:192.0.2.1", scan=True).bans] == ["login"]
+
+    def test_its_refusals_are_found(self) -> None:
+        assert [event.kind for event in recent_refusals("ip:192.0.2.1")] == ["banned", "refused"]
+
+    @pytest.mark.parametrize("command", ["quota_status", "quota_reset"])
+    def test_a_command_names_its_rules(self, command: str) -> None:
         assert "login" in said(command, "ip:192.0.2.1")
-    assert not load_snapshot("ip:192.0.2.1").bans
+
+    def test_a_reset_lifts_its_bans(self) -> None:
+        said("quota_reset", "ip:192.0.2.1")
+
+        assert not load_snapshot("ip:192.0.2.1").bans
 
 
 class TestRollUp:
@@ -266,25 +287,48 @@ def test_the_names_of_several_pages_come_once_each(store: DatabaseStore, monkeyp
     assert (len(names), len(set(names))) == (5, 5)
 
 
-def test_a_sweep_deletes_what_has_expired_and_nothing_else(store: DatabaseStore, settings: Any) -> None:
-    settings.QUOTA = {"STORE": "database", "EVENTS": 3}
-    store, moment = current_store(), now()
-    fill(store, 5, moment - 2 * 3_600 * SECOND)
-    fill(store, 4, moment + 3_600 * SECOND, "u")
-    with freeze(moment - 3 * 3_600 * SECOND):
-        for _ in range(4):
-            check(BANNING, "ip:192.0.2.1")  # a ban that has ended, and states
-    for number in range(3):
-        refuse(f"ip:198.51.100.{number}")
-    dry, done = (said("quota_sweep", "--json", *words) for words in (["--dry-run"], []))
-    assert (dry["bans"], dry["events"], dry["states"] >= 6) == (1, 2, True)
-    assert done["complete"]
-    assert all(done[name] == dry[name] for name in ("states", "bans", "events"))
-    assert len(told()) == 3
-    assert len(list(store.names("quota:1:{user:*}:u:x"))) == 4
-    assert list(store.names("quota:1:{user:*}:c:x")) == []
-    assert max(count_expired(store, moment, 3)) == 0
-    assert "Deleted 0 expired states" in said("quota_sweep")
+class TestSweep:
+    """Of states and a ban, most of which have expired, and of two events more than are kept."""
+
+    @pytest.fixture
+    def store(self, store: DatabaseStore, settings: Any) -> DatabaseStore:
+        settings.QUOTA = {"STORE": "database", "EVENTS": 3}
+        store, moment = current_store(), now()
+        fill(store, 5, moment - 2 * 3_600 * SECOND)
+        fill(store, 4, moment + 3_600 * SECOND, "u")
+        with freeze(moment - 3 * 3_600 * SECOND):
+            for _ in range(4):
+                check(BANNING, "ip:192.0.2.1")  # a ban that has ended, and states
+        for number in range(3):
+            refuse(f"ip:198.51.100.{number}")
+        return store
+
+    def test_a_dry_run_counts_what_has_expired(self, store: DatabaseStore) -> None:
+        found = said("quota_sweep", "--json", "--dry-run")
+
+        assert (found["bans"], found["events"]) == (1, 2)
+        assert found["states"] >= 6
+
+    def test_it_deletes_as_much_as_a_dry_run_counts(self, store: DatabaseStore) -> None:
+        dry, done = (said("quota_sweep", "--json", *words) for words in (["--dry-run"], []))
+
+        assert done["complete"]
+        assert all(done[name] == dry[name] for name in ("states", "bans", "events"))
+
+    def test_nothing_that_has_expired_is_left(self, store: DatabaseStore) -> None:
+        moment = now()
+
+        said("quota_sweep")
+
+        assert list(store.names("quota:1:{user:*}:c:x")) == []
+        assert max(count_expired(store, moment, 3)) == 0
+        assert "Deleted 0 expired states" in said("quota_sweep")
+
+    def test_what_has_not_expired_is_left(self, store: DatabaseStore) -> None:
+        said("quota_sweep")
+
+        assert len(told()) == 3
+        assert len(list(store.names("quota:1:{user:*}:u:x"))) == 4
 
 
 @pytest.mark.usefixtures("short_pauses")
@@ -307,35 +351,63 @@ def test_late_replies_of_the_database_do_not_end_a_roll_up(
 
 
 @pytest.mark.parametrize("past_the_hour", [0, 1, sql.SWEEP_HOUR // 2, sql.SWEEP_HOUR - 1])
-def test_a_sweep_keeps_a_state_until_it_expires_and_for_an_hour_at_most(
-    store: DatabaseStore, past_the_hour: int
-) -> None:
-    expiry = 500_000 * sql.SWEEP_HOUR + past_the_hour
-    fill(store, 1, expiry)
-    assert delete_expired(store, expiry - 1, 0, BATCH).states == 0
-    assert states(store) == 1
-    assert delete_expired(store, expiry + sql.SWEEP_HOUR, 0, BATCH).states == 1
-    assert states(store) == 0
+class TestExpiry:
+    @pytest.fixture
+    def expiry(self, store: DatabaseStore, past_the_hour: int) -> int:
+        expiry = 500_000 * sql.SWEEP_HOUR + past_the_hour
+        fill(store, 1, expiry)
+        return expiry
+
+    def test_a_sweep_keeps_a_state_until_it_expires(self, store: DatabaseStore, expiry: int) -> None:
+        assert delete_expired(store, expiry - 1, 0, BATCH).states == 0
+        assert states(store) == 1
+
+    def test_a_sweep_an_hour_later_deletes_the_state(self, store: DatabaseStore, expiry: int) -> None:
+        assert delete_expired(store, expiry + sql.SWEEP_HOUR, 0, BATCH).states == 1
+        assert states(store) == 0
 
 
-def test_a_process_that_decides_deletes_a_batch_now_and_then(
-    store: DatabaseStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(store, 3, now() - 2 * 3_600 * SECOND)
-    timer = Clock()
-    cleaning = Cleaning(store, timer)
-    cleaning.flush()
-    assert states(store) == 3
-    timer.now += 1.5 * CLEANING_INTERVAL
-    full = [Expired(BATCH, 0, 0), Expired(1, 0, 0)]
-    with monkeypatch.context() as patch:
-        patch.setattr("django_quota.limiting.cleaning.delete_expired", lambda *_: full.pop(0))
-        for _ in range(2):  # a full batch leaves more behind
+class TestProcessThatDecides:
+    """It deletes a batch now and then."""
+
+    @pytest.fixture
+    def timer(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def cleaning(self, store: DatabaseStore, timer: Clock) -> Cleaning:
+        """With three states that have expired, after its first round."""
+        fill(store, 3, now() - 2 * 3_600 * SECOND)
+        cleaning = Cleaning(store, timer)
+        cleaning.flush()
+        return cleaning
+
+    def test_it_deletes_nothing_at_first(self, store: DatabaseStore, cleaning: Cleaning) -> None:
+        assert states(store) == 3
+
+    def test_it_deletes_what_has_expired_after_an_interval(
+        self, store: DatabaseStore, cleaning: Cleaning, timer: Clock
+    ) -> None:
+        timer.now += 1.5 * CLEANING_INTERVAL
+
+        cleaning.flush()
+
+        assert states(store) == 0
+
+    def test_a_full_batch_is_followed_by_another_in_the_next_round(
+        self, cleaning: Cleaning, timer: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        batches = [Expired(BATCH, 0, 0), Expired(1, 0, 0)]
+        monkeypatch.setattr("django_quota.limiting.cleaning.delete_expired", lambda *_: batches.pop(0))
+        timer.now += 1.5 * CLEANING_INTERVAL
+
+        for _ in range(2):
             cleaning.flush()
-    assert full == []
-    timer.now += 1.5 * CLEANING_INTERVAL
-    cleaning.flush()
-    assert (states(store), get_limiter().cleaning is None) == (0, False)
+
+        assert batches == []
+
+    def test_the_limiter_of_a_database_cleans(self, store: DatabaseStore) -> None:
+        assert get_limiter().cleaning is not None
 
 
 @pytest.mark.parametrize(
