@@ -20,6 +20,7 @@ from django_quota.testing import freeze
 from django_quota.types import Reservation
 from tests.support.counts import checks_of, count_what_waits, units_of
 from tests.support.overridden import override
+from tests.support.slots import both_ways
 from tests.support.steps import ALGORITHMS, MINUTE, START
 
 SALT = "django_quota.reservation"
@@ -355,14 +356,21 @@ def test_an_exempt_hit_counts_once_for_its_day_after_its_override_was_lifted() -
 
 @in_memory
 def test_the_id_of_a_receipt_stays_in_its_string() -> None:
+    reservation = reserve("tokens", ORG, 100)
+
+    assert later(later(reservation))._receipt.id == reservation._receipt.id
+
+
+@in_memory
+def test_each_receipt_has_an_id_of_its_own() -> None:
     first, second = (reserve("tokens", ORG, 100) for _ in range(2))
-    assert first._receipt.id == later(later(first))._receipt.id
+
     assert len({first._receipt.id, second._receipt.id, ""}) == 3
 
 
 @both_stores
 @pytest.mark.django_db
-@pytest.mark.parametrize("is_exempt", [False, True])
+@pytest.mark.parametrize("is_exempt", [False, True], ids=["limited", "exempt"])
 def test_the_day_of_the_hit_counts_what_was_settled(is_exempt: bool) -> None:
     with freeze(START):
         if is_exempt:
@@ -394,16 +402,37 @@ def test_while_limits_are_off_the_days_stay_as_they_are(settings: Any) -> None:
 
 
 @in_memory
-def test_a_tier_a_share_and_options_of_a_rate_are_settled_by_their_own_rates() -> None:
-    options: Any = {**BUCKET, "burst": 50, "share": 0.5, "warn_at": [0.5, 1.0], "daily": True}
+def test_tiers_are_settled_by_their_own_rates() -> None:
+    entries: list[Any] = [
+        Entry("tiered", USER, 90, "pro"),
+        ("shared", USER, 700),
+        Entry("shared", ORG, 400, "anonymous"),
+    ]
     with freeze(START):
-        reservation = reserve_all(
-            [Entry("tiered", USER, 90, "pro"), ("shared", USER, 700), Entry("shared", ORG, 400, "anonymous")]
-        )
-        decision = later(reservation).settle([150, 600, 450])
-        assert [(each.limit, each.remaining) for each in decision.outcomes] == [(1_000, 850), (1_000, 400), (500, 50)]
-        reservation = reserve("60/m", ORG, 20, name="paid", block=False, **options)
-        assert shown(later(reservation).settle(5)) == shown(peek("60/m", ORG, name="paid", block=False, **options))
+        decision = later(reserve_all(entries)).settle([150, 600, 450])
+
+    assert [(each.limit, each.remaining) for each in decision.outcomes] == [(1_000, 850), (1_000, 400), (500, 50)]
+
+
+@in_memory
+class TestOptionsOfARate:
+    OPTIONS: Any = MappingProxyType(
+        {**BUCKET, "burst": 50, "share": 0.5, "warn_at": [0.5, 1.0], "daily": True, "name": "paid", "block": False}
+    )
+
+    @pytest.fixture(autouse=True)
+    def at_one_time(self) -> Iterator[None]:
+        with freeze(START):
+            yield
+
+    def test_a_settlement_answers_with_the_limits_of_the_options(self) -> None:
+        decision = later(reserve("60/m", ORG, 20, **self.OPTIONS)).settle(5)
+
+        assert shown(decision) == shown(peek("60/m", ORG, **self.OPTIONS))
+
+    def test_the_day_counts_what_was_settled(self) -> None:
+        later(reserve("60/m", ORG, 20, **self.OPTIONS)).settle(5)
+
         assert units_of(ORG) == {"paid": 5}
 
 
@@ -479,6 +508,7 @@ def test_a_string_of_a_former_secret_key_is_read(settings: Any) -> None:
         ("tokens", {}, 90, {"tokens": {"rate": {"anonymous": "10/h", "authenticated": "500/h"}}}, 40, 460),
         ("tiered", {"tier": "pro"}, 90, {"tiered": "300/h"}, 40, 260),
     ],
+    ids=["another rate", "another window", "another rate of a bucket", "tiers", "no tiers"],
 )
 def test_a_rule_is_settled_as_the_settings_have_it_by_then(
     rule: str, options: Any, estimate: int, changed: Any, actual: int, remaining: int, settings: Any
@@ -597,7 +627,7 @@ def test_a_client_that_leaves_settles_what_was_used() -> None:
 
 
 @streaming
-@pytest.mark.parametrize("is_async", [False, True])
+@both_ways
 def test_a_block_that_fails_after_making_a_stream_gives_the_estimate_back(is_async: bool) -> None:
     """Nobody sends the stream."""
 
@@ -733,15 +763,16 @@ def test_the_end_of_an_async_stream_settles_it_however_it_ends(of_django: bool, 
 
 @pytest.mark.usefixtures("either_store")
 def test_a_settlement_that_reaches_the_share_of_a_warning_sends_near_limit() -> None:
-    told: list[int] = []
+    shares: list[float] = []
 
     def hear(**values: Any) -> None:
-        told.append(values["share"])
+        shares.append(values["share"])
 
-    hold = reserve("10/h", USER, 1)
+    reservation = reserve("10/h", USER, 1)
     near_limit.connect(hear)
     try:
-        hold.settle(9)
+        reservation.settle(9)
     finally:
         near_limit.disconnect(hear)
-    assert told == [0.8]
+
+    assert shares == [0.8]
