@@ -165,19 +165,27 @@ def report_of(process: Any) -> dict[str, Any]:
 
 
 @pytest.mark.thorough("processes")
-def test_a_killed_sweep_is_resumed_and_a_signal_ends_one_after_a_batch(manage: Manage, raw: redis.Redis) -> None:
+def test_a_killed_sweep_is_resumed(manage: Manage, raw: redis.Redis) -> None:
     fill(raw, 6_000)
     process = manage.start("quota_sweep", "--budget-ms", "30")
     wait_until(lambda: raw.exists(POSITION))
     process.kill()
     process.wait()
     assert left(raw) > 0
+
     report = report_of(manage.start("quota_sweep", "--budget-ms", "1000", "--json"))
+
     assert (report["resumed"], report["complete"], left(raw)) == (True, True, 0)
+
+
+@pytest.mark.thorough("processes")
+def test_a_signal_ends_a_sweep_after_a_batch(manage: Manage, raw: redis.Redis) -> None:
     fill(raw, 6_000)
     process = manage.start("quota_sweep", "--budget-ms", "30", "--json")
     wait_until(lambda: raw.dbsize() < 5_900)
+
     process.send_signal(signal.SIGTERM)
+
     report = report_of(process)
     assert not report["complete"]
     assert report["removed"] == 3 * (6_000 - left(raw))
@@ -238,24 +246,48 @@ def test_the_pause_after_a_call_of_a_second_keeps_the_budget(budget_ms: int, pau
     assert [each.args for each in stop.wait.call_args_list] == [(pause,)]
 
 
-def test_the_command_says_what_it_did_and_names_wrong_options(raw: redis.Redis) -> None:
-    def run(*words: str) -> Any:
-        with freeze(START):
-            return said("quota_sweep", *words, "--budget-ms", "1000")
+class TestTheCommand:
+    @pytest.fixture
+    def run(self, raw: redis.Redis) -> Callable[..., Any]:
+        """Sweep 1,505 entries that have expired, and two keys without a TTL."""
 
-    put(raw, a_key("r", "a", "60"), {f"{number}:1": START - number for number in range(-1, 1_500)}, ttl=None)
-    put(raw, a_key("b", "a"), dict.fromkeys("abcde", START))
-    raw.set(a_key("once", "x"), "1")
-    for dry, verbs in (("--dry-run",), ("Would remove", "Would give")), ((), ("Removed", "Gave")):
-        printed = run(*dry)
+        def run(*words: str) -> Any:
+            with freeze(START):
+                return said("quota_sweep", *words, "--budget-ms", "1000")
+
+        put(raw, a_key("r", "a", "60"), {f"{number}:1": START - number for number in range(-1, 1_500)}, ttl=None)
+        put(raw, a_key("b", "a"), dict.fromkeys("abcde", START))
+        raw.set(a_key("once", "x"), "1")
+        return run
+
+    @pytest.mark.parametrize(
+        ("options", "removed", "gave"),
+        [
+            pytest.param(["--dry-run"], "Would remove", "Would give", id="a dry run"),
+            pytest.param([], "Removed", "Gave", id="a sweep"),
+        ],
+    )
+    def test_it_says_what_it_did(self, options: list[str], removed: str, gave: str, run: Callable[..., Any]) -> None:
+        printed = run(*options)
+
         assert "Examined 3 keys, 2 of them sorted sets, in " in printed
-        assert f"{verbs[0]} 1,505 expired entries." in printed
-        assert f"{verbs[1]} a TTL to 2 keys that had none." in printed
-    report = run("--json")
-    assert (report["keys"], report["removed"], report["repaired"], report["complete"]) == (2, 0, 0, True)
-    for words in ("--budget-ms 0", "--budget-ms 1001", "--every 0", "--every nan"):
-        with pytest.raises(CommandError, match=words.split()[0]):
-            call_command("quota_sweep", *words.split())
+        assert f"{removed} 1,505 expired entries." in printed
+        assert f"{gave} a TTL to 2 keys that had none." in printed
+
+    def test_a_second_sweep_finds_nothing_more(self, run: Callable[..., Any]) -> None:
+        run("--dry-run")
+        run()
+
+        report = run("--json")
+
+        assert (report["keys"], report["removed"], report["repaired"], report["complete"]) == (2, 0, 0, True)
+
+    @pytest.mark.parametrize(
+        ("option", "value"), [("--budget-ms", "0"), ("--budget-ms", "1001"), ("--every", "0"), ("--every", "nan")]
+    )
+    def test_it_names_a_wrong_option(self, option: str, value: str) -> None:
+        with pytest.raises(CommandError, match=option):
+            call_command("quota_sweep", option, value)
 
 
 class TestEvery:
@@ -323,20 +355,27 @@ def test_a_signal_ends_a_sweep_that_repeats(manage: Manage, raw: redis.Redis) ->
     assert sum(report["removed"] for report in reports) == 45
 
 
-def test_progress_is_drawn_on_a_terminal_without_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    for is_terminal, total, last in (
-        (True, 2000, f"\rSweeping {'█' * 20} 2,000 of 2,000\n"),
-        (True, None, "\rSweeping 2,000\n"),
-        (False, 2000, ""),
-    ):
-        written = io.StringIO()
-        monkeypatch.setattr(written, "isatty", lambda found=is_terminal: found)
-        wrapper = OutputWrapper(written)  # as commands have it
-        wrapper.style_func = lambda text: f"<red>{text}</red>"
-        with progress(wrapper, "Sweeping", total) as advance:
-            advance(2000)
-        assert written.getvalue().endswith(last)
-        assert (bool(written.getvalue()), "red" in written.getvalue()) == (bool(last), False)
+@pytest.mark.parametrize(
+    ("is_terminal", "total", "last"),
+    [
+        pytest.param(True, 2000, f"\rSweeping {'█' * 20} 2,000 of 2,000\n", id="with a total"),
+        pytest.param(True, None, "\rSweeping 2,000\n", id="without a total"),
+        pytest.param(False, 2000, "", id="no terminal"),
+    ],
+)
+def test_progress_is_drawn_on_a_terminal_without_colour(
+    is_terminal: bool, total: int | None, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: is_terminal)
+    wrapper = OutputWrapper(written)  # as commands have it
+    wrapper.style_func = lambda text: f"<red>{text}</red>"
+
+    with progress(wrapper, "Sweeping", total) as advance:
+        advance(2000)
+
+    assert written.getvalue().endswith(last)
+    assert (bool(written.getvalue()), "red" in written.getvalue()) == (bool(last), False)
 
 
 IN_A_WAIT = """
