@@ -223,17 +223,35 @@ def findings(settings: Any, *views: Any) -> list[Any]:
     return run_checks(tags=["django_quota"])
 
 
+def template(word: str) -> Any:
+    return TemplateView.as_view(extra_context={"word": word})
+
+
 @pytest.mark.parametrize("decorate", [quota("5/m"), concurrency(5)], ids=["quota", "concurrency"])
-def test_w013_asks_for_a_name_where_views_share_one(decorate: Any, settings: Any) -> None:
-    for make in (made, lambda word: TemplateView.as_view(extra_context={"word": word})):
+class TestW013:
+    @pytest.mark.parametrize("make", [made, template], ids=["a function", "a class"])
+    def test_it_asks_for_a_name_where_views_share_one(self, make: Any, decorate: Any, settings: Any) -> None:
         (found,) = findings(settings, decorate(make("one")), decorate(make("other")))
+
         assert (found.id, "they share one count" in found.msg) == ("django_quota.W013", True)
         assert "(..., name='...')" in found.hint
-    view = decorate(made("one"))
-    again = [quota("5/m")(plain), quota("5/m")(transparent(plain))]
-    shared = [quota("5/m", name="made")(made(word)) for word in ("one", "other")]
-    classes = [Base.as_view(), Derived.as_view(), quota("5/m")(Base.as_view())]
-    assert [findings(settings, *views) for views in ([view, view, *again, *shared], classes)] == [[], []]
+
+    def test_a_view_may_be_in_the_urls_twice(self, decorate: Any, settings: Any) -> None:
+        view = decorate(made("one"))
+
+        assert findings(settings, view, view) == []
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        pytest.param([quota("5/m")(plain), quota("5/m")(transparent(plain))], id="one view, decorated twice"),
+        pytest.param([quota("5/m", name="made")(made(word)) for word in ("one", "other")], id="a name that is given"),
+        pytest.param([Base.as_view(), Derived.as_view(), quota("5/m")(Base.as_view())], id="classes that inherit"),
+    ],
+)
+def test_w013_leaves_alone(views: list[Any], settings: Any) -> None:
+    assert findings(settings, *views) == []
 
 
 def test_slots_are_known_by_the_names_that_requests_meet(settings: Any) -> None:
