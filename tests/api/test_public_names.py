@@ -134,10 +134,23 @@ WRONG = RateError("5/mx", 2, "'mx' is not a unit", "Units: s, m.")
         (QuotaExceeded(REFUSED), "Rule 'search' admits 10 per minute for user:42; try again in 1 minute 2 seconds."),
         (StoreUnavailable("refused"), "The quota store is unavailable: refused"),
     ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )  # fmt: skip
-def test_an_error_is_a_quota_error_says_what_is_wrong_and_survives_pickling(error: QuotaError, text: str) -> None:
-    assert isinstance(error, QuotaError)
-    assert text in str(error)
-    for back in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+class TestErrors:
+    def test_an_error_is_a_quota_error(self, error: QuotaError, text: str) -> None:
+        assert isinstance(error, QuotaError)
+
+    def test_an_error_says_what_is_wrong(self, error: QuotaError, text: str) -> None:
+        assert text in str(error)
+
+    @pytest.mark.parametrize(
+        "copied", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy], ids=["pickled", "copied"]
+    )
+    def test_an_error_survives(self, copied: Callable[[QuotaError], QuotaError], error: QuotaError, text: str) -> None:
+        back = copied(error)
+
         assert (type(back), vars(back), str(back)) == (type(error), vars(error), str(error))
+
+
+def test_an_error_of_a_rate_has_its_parts() -> None:
     assert (WRONG.text, WRONG.position, WRONG.problem, WRONG.hint) == ("5/mx", 2, "'mx' is not a unit", "Units: s, m.")
