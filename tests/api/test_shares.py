@@ -12,6 +12,7 @@ from django_quota.exceptions import RuleError
 from django_quota.testing import QuotaKit
 from tests.support.calls import get, run
 from tests.support.overridden import override
+from tests.support.slots import both_ways
 
 KINDS = {"critical": 1.0, "default": 0.8, "batch": 0.5}
 
@@ -85,7 +86,7 @@ BATCH, DEFAULT, CRITICAL = ["batch"], ["default"], ["critical"]
 
 
 @pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@both_ways
 @pytest.mark.parametrize(
     ("kinds", "is_refused"),
     [

@@ -12,12 +12,7 @@ from django_quota import check, peek, slot
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import both, fetch
-from tests.support.slot_views import (
-    SITE_SLOT,
-    held,
-    statuses,
-    with_rules,
-)
+from tests.support.slot_views import SITE_SLOT, held, statuses, with_rules
 from tests.support.slots import calls, is_asked_for_by
 from tests.support.steps import START
 
@@ -132,8 +127,6 @@ class TestWithRulesAndOtherSlots:
 
 
 def test_an_error_of_a_view_gives_the_slot_back(settings: Any) -> None:
-    settings.ROOT_URLCONF = f"{__name__}_urls"
-
     def fail(request: Any) -> Any:
         raise ZeroDivisionError
 
