@@ -8,13 +8,7 @@ from django.test import AsyncClient
 
 from django_quota import concurrency, reserve
 from tests.support.calls import get
-from tests.support.slot_views import (
-    astream,
-    held,
-    one,
-    send_file,
-    stream,
-)
+from tests.support.slot_views import astream, held, one, send_file, stream
 
 pytestmark = pytest.mark.usefixtures("slot_site")
 
@@ -25,30 +19,37 @@ def all_held() -> int:
     return held() + held("inner") + held("exports")
 
 
+async def content_of(client: Any, url: str) -> Any:
+    """Return the content of a response, which is an async iterator or not."""
+    return (await client.get(url)).streaming_content
+
+
+async def parts_of(content: Any) -> list[bytes]:
+    return [part async for part in content] if hasattr(content, "__aiter__") else list(content)
+
+
 @pytest.mark.parametrize("url", URLS)
 class TestAStream:
     def test_it_keeps_its_slot_until_its_last_part(self, url: str) -> None:
         async def send() -> list[bytes]:
-            content: Any = (await AsyncClient().get(url)).streaming_content  # type: ignore[attr-defined]
-            return [part async for part in content] if "astream" in url else list(content)
+            return await parts_of(await content_of(AsyncClient(), url))
 
         assert asyncio.run(send()) == [b"a", b"1"]
 
     def test_it_gives_its_slots_back_once_it_is_sent(self, url: str) -> None:
         async def send() -> None:
-            content: Any = (await AsyncClient().get(url)).streaming_content  # type: ignore[attr-defined]
-            _ = [part async for part in content] if "astream" in url else list(content)
+            await parts_of(await content_of(AsyncClient(), url))
             assert all_held() == 0
 
         asyncio.run(send())
 
     def test_others_are_refused_meanwhile(self, url: str) -> None:
         async def send() -> None:
-            client, is_async = AsyncClient(), "astream" in url
-            content: Any = (await client.get(url)).streaming_content  # type: ignore[attr-defined]
-            _ = await anext(content) if is_async else next(content)
+            client = AsyncClient()
+            content = await content_of(client, url)
+            _ = await anext(content) if "astream" in url else next(content)
             assert (await client.get(url)).status_code == 429
-            _ = [part async for part in content] if is_async else list(content)
+            await parts_of(content)
 
         asyncio.run(send())
 
