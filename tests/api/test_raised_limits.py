@@ -68,28 +68,54 @@ def test_a_window_is_raised_for_one_window_from_now() -> None:
         assert [outcome.limit for outcome in peek("jobs", "org:7").outcomes] == [10, 100]
 
 
-@pytest.mark.parametrize("until", [NOW + HOUR, "1h", HOUR])
-def test_the_end_can_be_a_moment_or_a_duration_or_that_of_the_period_in_its_zone(until: Any, settings: Any) -> None:
-    zoned = Rule.make("zoned", "1000/month", algorithm="calendar", tz="Asia/Tokyo")
-    assert raise_limit(zoned, "org:7", 5) == datetime(2026, 3, 31, 15, tzinfo=UTC)
+@pytest.mark.parametrize("until", [NOW + HOUR, "1h", HOUR], ids=["a moment", "a string", "a duration"])
+def test_the_end_can_be(until: Any) -> None:
     assert raise_limit("tokens", "org:7", 500, until) == NOW + HOUR
+
     with freeze(NOW + HOUR):
         assert left() == 1_000
+
+
+def test_a_period_ends_in_the_zone_of_its_rule() -> None:
+    zoned = Rule.make("zoned", "1000/month", algorithm="calendar", tz="Asia/Tokyo")
+
+    assert raise_limit(zoned, "org:7", 5) == datetime(2026, 3, 31, 15, tzinfo=UTC)
+
+
+def test_an_end_without_a_zone_is_a_moment_where_time_zones_are_off(settings: Any) -> None:
     settings.USE_TZ = False
     naive = datetime(2026, 3, 16)  # noqa: DTZ001
+
     assert raise_limit("tokens", "org:8", 500, naive) == naive.replace(tzinfo=UTC)
 
 
 @pytest.mark.parametrize(("subject", "rule"), [("org:7", "*"), ("org:*", "tokens"), ("*", "*")])
-def test_it_raises_the_rate_that_an_override_gives_and_that_one_holds_again(subject: str, rule: str) -> None:
-    of_days = Rule.make("tokens", "100/day")
-    QuotaOverride.objects.create(subject=subject, rule=rule, rate="200/day")
-    assert raise_limit(of_days, "org:7", 50) == NOW + timedelta(days=1)
-    assert row().rate == "250/d"
-    with freeze(NOW + timedelta(days=1)):
-        assert peek(of_days, "org:7").limit == 200
+class TestOverrideOfOthersToo:
+    """Of all rules, of all subjects of a kind, or of both: it gives the subject another rate."""
+
+    RULE = Rule.make("tokens", "100/day")
+
+    @pytest.fixture(autouse=True)
+    def override(self, database: object, rules: None, subject: str, rule: str) -> None:
+        QuotaOverride.objects.create(subject=subject, rule=rule, rate="200/day")
+
+    def test_its_rate_is_raised(self) -> None:
+        assert raise_limit(self.RULE, "org:7", 50) == NOW + timedelta(days=1)
+
+        assert row().rate == "250/d"
+
+    def test_its_rate_holds_again_after_the_period(self) -> None:
+        raise_limit(self.RULE, "org:7", 50)
+
+        with freeze(NOW + timedelta(days=1)):
+            assert peek(self.RULE, "org:7").limit == 200
+
+
+def test_the_rate_that_an_override_gives_to_a_rule_without_one_is_raised() -> None:
     QuotaOverride.objects.create(subject="org:7", rule="free", rate="100/day")
+
     raise_limit("free", "org:7", 50)
+
     assert (row(rule="free").rate, left(rule="free")) == ("150/d", 150)
 
 
@@ -102,17 +128,25 @@ def test_an_override_of_the_subject_keeps_its_later_end_and_its_words(expires: A
     assert (found.rate, found.reason, found.label, found.expires) == ("2500/month", "contract", "gold", ends)
 
 
-def test_an_override_that_has_ended_is_not_built_on_and_one_of_another_process_is() -> None:
+def test_nothing_is_added_to_an_override_that_has_ended() -> None:
     values = {"reason": "old", "label": "list", "expires": NOW - HOUR}
     QuotaOverride.objects.create(subject="org:7", rule="tokens", rate="9/month", **values)
+
     raise_limit("tokens", "org:7", 500)
+
     assert (row().rate, row().reason, row().label) == ("+500", "raise_limit()", "")
-    overrides.table.drop(row().pk)
+
+
+def test_an_override_that_another_process_has_raised_is_added_to() -> None:
     raise_limit("tokens", "org:7", 500)
+    overrides.table.drop(row().pk)  # this process has not read it yet
+
+    raise_limit("tokens", "org:7", 500)
+
     assert (row().rate, left()) == ("+1000", 2_000)
 
 
-def test_threads_that_raise_at_the_same_time_add_up_and_a_rollback_takes_it_back() -> None:
+def test_threads_that_raise_at_the_same_time_add_up() -> None:
     def buy(_: int) -> None:
         try:
             with freeze(NOW):
@@ -122,10 +156,18 @@ def test_threads_that_raise_at_the_same_time_add_up_and_a_rollback_takes_it_back
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(buy, range(12)))
+
+    assert (row().rate, left()) == ("+120", 1_120)
+
+
+def test_a_rollback_takes_back_what_was_added() -> None:
+    raise_limit("tokens", "org:7", 120)
+
     with transaction.atomic():
         raise_limit("tokens", "org:7", 500)
         assert left() == 1_620
         transaction.set_rollback(True)
+
     assert (row().rate, left()) == ("+120", 1_120)
 
 
@@ -134,11 +176,18 @@ def test_the_async_twin_adds_the_units_too() -> None:
     assert left() == 1_500
 
 
-def test_users_and_requests_are_subjects(rf: Any) -> None:
+def test_a_user_is_a_subject() -> None:
     ann = User.objects.create_user("ann")
-    for who, subject in ((ann, f"user:{ann.pk}"), (rf.get("/"), "ip:127.0.0.1")):
-        raise_limit("jobs", who, 5)
-        assert row(subject, "jobs").rate == "+5"
+
+    raise_limit("jobs", ann, 5)
+
+    assert row(f"user:{ann.pk}", "jobs").rate == "+5"
+
+
+def test_a_request_is_a_subject(rf: Any) -> None:
+    raise_limit("jobs", rf.get("/"), 5)
+
+    assert row("ip:127.0.0.1", "jobs").rate == "+5"
 
 
 @pytest.mark.parametrize(
@@ -164,46 +213,69 @@ def test_wrong_arguments_are_named(arguments: Any, says: str) -> None:
     ("override", "says"),
     [
         *(({"mode": mode}, f"is '{mode}' for rule 'tokens'") for mode in ("blocked", "exempt", "shadow")),
-        (
-            {"rule": "tokens", "rate": "5/month", "starts": NOW + HOUR},
-            "that begins later",
-        ),
+        ({"rule": "tokens", "rate": "5/month", "starts": NOW + HOUR}, "that begins later"),
     ],
+    ids=["a block", "an exemption", "a shadow", "one that begins later"],
 )
-def test_it_lifts_no_block_lowers_no_exemption_and_loses_no_later_override(override: Any, says: str) -> None:
+def test_an_override_stays_that_is(override: Any, says: str) -> None:
     saved = QuotaOverride.objects.create(subject="org:7", **override)
     with pytest.raises(RuleError, match=f"override of org:7 {says}"):
         raise_limit("tokens", "org:7", 5)
     assert QuotaOverride.objects.values_list("pk", "rate").get() == (saved.pk, saved.rate)
 
 
-def test_units_come_on_top_of_the_tier_that_the_subject_gets_later() -> None:
+@pytest.mark.parametrize(("tier", "limits"), [("free", [5, 150]), ("pro", [1_050]), ("all", [])])
+def test_units_come_on_top_of_the_tier_that_the_subject_gets_later(tier: str, limits: list[int]) -> None:
     plans = Rule.make("plans", {"free": "5/h; 100/d", "pro": "1000/d", "all": None}, tier=lambda request: "free")
     raise_limit(plans, "org:7", 50)
-    for tier, limits in {"free": [5, 150], "pro": [1_050], "all": []}.items():
-        assert [each.limit for each in peek(plans, "org:7", tier=tier).outcomes] == limits
+
+    assert [each.limit for each in peek(plans, "org:7", tier=tier).outcomes] == limits
 
 
 def own_org(request: HttpRequest) -> Subject:
     return Subject("org", 7)
 
 
-def test_a_factor_multiplies_each_rate_whichever_applies() -> None:
-    QuotaOverride.objects.create(subject="org:7", rule="*", rate="x3", expires=NOW + HOUR)
-    plans = Rule.make("plans", {"free": "5/h; 100/d", "all": None}, tier=lambda request: "free")
-    bucket = Rule.make("bucket", "10/m", algorithm="token_bucket", burst=7)
-    of_request = Rule.make("odd", lambda request: "4/m", key=own_org)
-    tiers = [Entry(plans, "org:7", tier="free"), Entry(plans, "org:7", tier="all")]
-    asked: list[Any] = [*tiers, (bucket, "org:7")]
-    limits = [[each.limit for each in peek_all([entry]).outcomes] for entry in (*asked, (of_request, HttpRequest()))]
-    assert limits == [[15, 300], [], [7], [12]]
-    assert peek(bucket, "org:7").outcomes[0].rate == Rate(30, "minute")
-    raise_limit("tokens", "org:7", 500)
-    assert (row().rate, left()) == ("x3+500", 3_500)
-    with pytest.raises(RuleError, match="rates that depend on a request: pass until="):
-        raise_limit(of_request, "org:7", 5)
-    raise_limit(of_request, "org:7", 5, until="1h")
-    assert peek(of_request, HttpRequest()).limit == 17
+PLANS = Rule.make("plans", {"free": "5/h; 100/d", "all": None}, tier=lambda request: "free")
+BUCKET = Rule.make("bucket", "10/m", algorithm="token_bucket", burst=7)
+OF_REQUEST = Rule.make("odd", lambda request: "4/m", key=own_org)
+
+
+class TestFactor:
+    """An override that multiplies the rates of all rules by three."""
+
+    @pytest.fixture(autouse=True)
+    def factor(self, database: object, rules: None) -> None:
+        QuotaOverride.objects.create(subject="org:7", rule="*", rate="x3", expires=NOW + HOUR)
+
+    @pytest.mark.parametrize(
+        ("entry", "limits"),
+        [
+            pytest.param(Entry(PLANS, "org:7", tier="free"), [15, 300], id="a tier"),
+            pytest.param(Entry(PLANS, "org:7", tier="all"), [], id="a tier without rates"),
+            pytest.param((BUCKET, "org:7"), [7], id="a bucket, whose burst stays"),
+            pytest.param((OF_REQUEST, HttpRequest()), [12], id="a rate of a function"),
+        ],
+    )
+    def test_it_multiplies(self, entry: Any, limits: list[int]) -> None:
+        assert [each.limit for each in peek_all([entry]).outcomes] == limits
+
+    def test_a_bucket_refills_at_the_multiplied_rate(self) -> None:
+        assert peek(BUCKET, "org:7").outcomes[0].rate == Rate(30, "minute")
+
+    def test_units_come_on_top_of_it(self) -> None:
+        raise_limit("tokens", "org:7", 500)
+
+        assert (row().rate, left()) == ("x3+500", 3_500)
+
+    def test_units_come_on_top_of_the_rate_of_a_function(self) -> None:
+        raise_limit(OF_REQUEST, "org:7", 5, until="1h")
+
+        assert peek(OF_REQUEST, HttpRequest()).limit == 17
+
+    def test_a_rate_of_a_function_has_no_end_of_its_own(self) -> None:
+        with pytest.raises(RuleError, match="rates that depend on a request: pass until="):
+            raise_limit(OF_REQUEST, "org:7", 5)
 
 
 @pytest.mark.parametrize("rate", ["+", "+0", "+1.5", "+5/m", "+1000000000001", "+5; 10/m", "x0", "x1001", "x2/m"])
