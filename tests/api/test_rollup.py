@@ -181,16 +181,22 @@ class TestMoving:
         with no_answer(), pytest.raises(CommandError, match="unavailable"):
             rolled()
 
-    def test_a_clock_that_steps_back_and_a_refund_after_a_loss_bill_no_wrong_number(self, raw: redis.Redis) -> None:
+    def test_a_clock_that_steps_back_bills_each_hit_once(self, raw: redis.Redis) -> None:
         for back in (0, 0, 1, 2):
             with freeze(START - back):
                 check("9/h", "user:1")
                 list(roll_up(current_store()))
+
+        assert list(counted(rows()).values()) == [(4, 0, 4)]
+
+    def test_a_refund_after_a_loss_bills_nothing(self, raw: redis.Redis) -> None:
         reservation = reserve("99/h", "user:2", 7)
         raw.flushall()
         reservation.cancel()
+
         rolled()
-        assert list(counted(rows()).values()) == [(4, 0, 4)]
+
+        assert counted(rows()) == {}
 
     def test_a_transaction_of_the_caller_that_rolls_back_loses_nothing(self, raw: redis.Redis) -> None:
         place = ("user:1", TODAY, "search")
@@ -264,9 +270,10 @@ class TestMoving:
         assert last_tiers([rule], "user:7") == {"tiered": "pro"}
         assert bill_of("user:7", TODAY, TODAY + timedelta(days=1))
 
+    @pytest.mark.parametrize("bill", [bill_of, async_to_sync(ausage)], ids=["sync", "async"])
     @pytest.mark.parametrize("when", ["before the store is read", "after it"])
     def test_a_roll_up_between_two_reads_of_a_bill_changes_nothing(
-        self, when: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+        self, when: str, bill: Any, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         count(raw, "org:1", {"api": (3, 0, 6)}, TODAY)
         store, run = current_store(), current_store().run
@@ -278,27 +285,36 @@ class TestMoving:
             return (replies or [run(*arguments)])[0]
 
         monkeypatch.setattr(store, "run", overtaken)
-        assert bill_of("org:1", TODAY, TODAY + timedelta(days=1)) == {TODAY: {"api": (3, 0, 9)}}
-        assert async_to_sync(ausage)("org:1", TODAY, TODAY + timedelta(days=1)) == {TODAY: {"api": (3, 0, 9)}}
+        assert bill("org:1", TODAY, TODAY + timedelta(days=1)) == {TODAY: {"api": (3, 0, 9)}}
         assert not keys(raw), "the roll-up ran"
 
-    def test_a_bill_has_the_days_of_its_span_alone_and_leaves_out_none_of_them(self, raw: redis.Redis) -> None:
+    def test_a_bill_has_the_days_of_its_span_alone(self) -> None:
         for year, month, day in ((2025, 9, 30), (2025, 10, 1), (2025, 10, 31), (2025, 11, 1)):
             DailyCounter.objects.create(subject="org:1", rule="api", day=date(year, month, day), allowed=1, units=day)
         october, november = date(2025, 10, 1), date(2025, 11, 1)
         assert bill_of("org:1", october, november, "month") == {october: {"api": (2, 0, 32)}}
         assert list(bill_of("org:1", october, november)) == [october, date(2025, 10, 31)]
+
+    def test_a_bill_needs_the_store(self) -> None:
         with no_answer(), pytest.raises(StoreUnavailable):
             bill_of("org:1", TODAY, TODAY + timedelta(days=1))
+
+    def test_a_bill_needs_the_database(self) -> None:
         with pytest.raises(DatabaseError), connection.execute_wrapper(gone):
             bill_of("org:1", TODAY, TODAY + timedelta(days=1))
-        wrong: list[tuple[Any, str]] = [
-            ((7, date.min, TODAY), "not a subject"), (("a:1", TODAY, TODAY), "not after"),
-            (("a:1", datetime.now(UTC), TODAY), "not a date"), (("a:1", date.min, TODAY, "week"), "'week'"),
-        ]  # fmt: skip
-        for arguments, words in wrong:
-            with pytest.raises(RuleError, match=words):
-                bill_of(*arguments)
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            pytest.param((7, date.min, TODAY), "not a subject", id="no subject"),
+            pytest.param(("a:1", TODAY, TODAY), "not after", id="no day"),
+            pytest.param(("a:1", datetime.now(UTC), TODAY), "not a date", id="a moment"),
+            pytest.param(("a:1", date.min, TODAY, "week"), "'week'", id="weeks"),
+        ],
+    )
+    def test_a_bill_names_a_wrong_argument(self, arguments: Any, words: str) -> None:
+        with pytest.raises(RuleError, match=words):
+            bill_of(*arguments)
 
     def test_a_database_that_takes_two_names_for_one_is_a_clear_error(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch

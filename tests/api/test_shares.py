@@ -48,21 +48,31 @@ def test_a_share_of_a_limit_that_admits(rate: str, share: float, capacity: int) 
     assert Rule.make("r", rate, share=share).limits[0].capacity == capacity
 
 
+def shows_what_is_left(request: Any) -> HttpResponse:
+    return HttpResponse(str(request.quota.remaining))
+
+
 @pytest.mark.usefixtures("memory_store")
-def test_a_refused_kind_is_told_so_and_others_are_served(the_clock_stands: QuotaKit) -> None:
-    """A refusal that a process remembers is that of one kind, too. Kinds without a function: visitors and users."""
-    view: Any = lambda request: HttpResponse(str(request.quota.remaining))  # noqa: E731
-    limited = quota("10/m", name="api", key="global", tier=kind_of, share=KINDS, cache_refusals=10)(view)
+def test_a_refusal_that_a_process_remembers_is_that_of_one_kind(the_clock_stands: QuotaKit) -> None:
+    limit = quota("10/m", name="api", key="global", tier=kind_of, share=KINDS, cache_refusals=10)
+    limited = limit(shows_what_is_left)
+
     *_, last, refused, served = [run(limited, get(HTTP_X_KIND=kind)) for kind in ["batch"] * 7 + ["critical"]]
     assert (refused.status_code, refused.headers["RateLimit-Policy"]) == (429, '"api";q=5;w=60')
     assert refused.content == last.content
     assert (served.status_code, served.content) == (200, b"4")
 
-    of_users, found = quota("4/m", key="global", share={"anonymous": 0.5, "authenticated": 1.0})(view), []
+
+@pytest.mark.usefixtures("memory_store")
+def test_kinds_without_a_function_are_visitors_and_users(the_clock_stands: QuotaKit) -> None:
+    of_users = quota("4/m", key="global", share={"anonymous": 0.5, "authenticated": 1.0})(shows_what_is_left)
+    found: list[int] = []
+
     for somebody in [AnonymousUser()] * 3 + [User(pk=7)] * 3:
         request = get()
         request.user = somebody
         found.append(run(of_users, request).status_code)
+
     assert found == [200, 200, 429, 200, 200, 429]
 
 
