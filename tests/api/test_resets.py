@@ -1,10 +1,10 @@
 """`reset`: it forgets what one rule or all rules have counted for a subject, and lifts the bans."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -41,12 +41,10 @@ def rules(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
 
 
-@pytest.fixture(params=["sync", "async"])
-def do(request: pytest.FixtureRequest) -> Callable[..., int]:
+@pytest.fixture(params=[reset, async_to_sync(areset)], ids=["sync", "async"])
+def do(request: pytest.FixtureRequest) -> Any:
     """Call `reset`, or its async twin."""
-    if request.param == "sync":
-        return reset
-    return lambda *given, **options: asyncio.run(areset(*given, **options))
+    return request.param
 
 
 @pytest.mark.usefixtures("either_store")
