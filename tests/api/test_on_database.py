@@ -51,7 +51,7 @@ def log() -> EventRows:
     return found
 
 
-def told() -> list[tuple[str, str | None]]:
+def reported() -> list[tuple[str, str | None]]:
     return [(event.kind, event.subject) for event in log().last(1_000, lambda _: True)]
 
 
@@ -66,7 +66,7 @@ class TestEvents:
         check("3/m", "user:1", warn_at=0.3)
 
         assert [bool(each) for each in decisions] == [True, True, False, False]
-        assert told() == [("refused", "ip:192.0.2.1"), ("banned", "ip:192.0.2.1"), ("near", "user:1")]
+        assert reported() == [("refused", "ip:192.0.2.1"), ("banned", "ip:192.0.2.1"), ("near", "user:1")]
 
     def test_the_event_of_a_ban_says_its_level_with_its_end(self, store: DatabaseStore) -> None:
         for _ in range(4):
@@ -142,7 +142,7 @@ def test_a_follower_misses_no_event_of_a_slow_transaction(store: DatabaseStore, 
         )
         refuse("ip:192.0.2.1")
         assert log().after(place) == []
-        assert told() == [("refused", "ip:192.0.2.1")]
+        assert reported() == [("refused", "ip:192.0.2.1")]
     events = [entry.event for entry in log().after(place)]
     assert sorted(str(event.subject) for event in events if event) == ["ip:192.0.2.1", "user:1"]
 
@@ -327,7 +327,7 @@ class TestSweep:
     def test_what_has_not_expired_is_left(self, store: DatabaseStore) -> None:
         said("quota_sweep")
 
-        assert len(told()) == 3
+        assert len(reported()) == 3
         assert len(list(store.names("quota:1:{user:*}:u:x"))) == 4
 
 

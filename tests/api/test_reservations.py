@@ -466,7 +466,7 @@ def _other(other: Any, text: str) -> Any:
 
 
 def _with_another_estimate(text: str) -> str:
-    """Return the text of a reservation as somebody would write it who does not know the key of the site."""
+    """Return the string of a reservation, changed by somebody who does not know the key of the site."""
     data, signature = text.split(":", 1)
     changed = signing.b64_decode(data.encode()).replace(b",3,", b",9,")
     return f"{signing.b64_encode(changed).decode()}:{signature}"
@@ -717,8 +717,8 @@ def test_a_cancelled_task_pays_what_it_used(is_over: bool, times: int) -> None:
             await asyncio.Event().wait()
 
     async def read() -> None:
-        held = await areserve("1000/h", USER, 600)
-        async for _ in held.stream(parts(), used=lambda: 10):
+        reservation = await areserve("1000/h", USER, 600)
+        async for _ in reservation.stream(parts(), used=lambda: 10):
             pass
 
     async def work() -> None:
@@ -748,8 +748,8 @@ def test_the_end_of_an_async_stream_settles_it_however_it_ends(of_django: bool, 
 
     async def work() -> None:
         stream: Any = model.aparts()
-        async with areserve("1000/h", USER, 600) as held:
-            response = held.stream(StreamingHttpResponse(stream) if of_django else stream, used=model.cost)
+        async with areserve("1000/h", USER, 600) as reservation:
+            response = reservation.stream(StreamingHttpResponse(stream) if of_django else stream, used=model.cost)
         async with aclosing(aiter(response)) as found:
             for _ in range(parts):
                 assert await anext(found) == b"part"

@@ -195,9 +195,9 @@ class TestReserveAll:
             yield
 
     def test_a_reservation_has_the_cost_of_each_entry(self) -> None:
-        with reserve_all(ENTRIES) as hold:
-            assert hold.costs == (1, 900, 900)
-            assert hold.is_open
+        with reserve_all(ENTRIES) as reservation:
+            assert reservation.costs == (1, 900, 900)
+            assert reservation.is_open
 
     @pytest.mark.parametrize(
         ("actual", "remaining"),
@@ -208,8 +208,8 @@ class TestReserveAll:
         ],
     )
     def test_each_entry_is_settled_with_its_own_cost(self, actual: Any, remaining: list[int]) -> None:
-        with reserve_all(ENTRIES) as hold:
-            decision = hold.settle(actual)
+        with reserve_all(ENTRIES) as reservation:
+            decision = reservation.settle(actual)
 
         assert [outcome.remaining for outcome in decision.outcomes] == left() == remaining
 
@@ -221,8 +221,8 @@ class TestReserveAll:
 
     def test_async_each_entry_is_settled_with_its_own_cost(self) -> None:
         async def work() -> None:
-            async with areserve_all(ENTRIES) as hold:
-                await hold.asettle([1, 5, 6])
+            async with areserve_all(ENTRIES) as reservation:
+                await reservation.asettle([1, 5, 6])
 
         asyncio.run(work())
 
@@ -230,8 +230,8 @@ class TestReserveAll:
 
     def test_async_a_reservation_can_be_cancelled(self) -> None:
         async def work() -> None:
-            hold = await areserve_all(ENTRIES)
-            await hold.acancel()
+            reservation = await areserve_all(ENTRIES)
+            await reservation.acancel()
 
         asyncio.run(work())
 
@@ -247,10 +247,10 @@ class TestReserveAll:
         assert peek(shadow, USER).remaining == 0
 
     def test_without_the_store_a_settlement_is_degraded(self) -> None:
-        hold = reserve_all(ENTRIES)
+        reservation = reserve_all(ENTRIES)
 
         with no_answer():
-            assert hold.settle([1, 2, 3]).degraded
+            assert reservation.settle([1, 2, 3]).degraded
 
     def test_the_day_counts_a_reservation_once(self) -> None:
         reserve_all([("tpm", "user:1", 900), ("org-tpm", "user:2", 900)])
@@ -269,10 +269,10 @@ class TestReserveAll:
         assert left() == [3, 990, 1_490]
 
     def test_a_reservation_is_settled_in_one_call_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        hold = reserve_all(ENTRIES)
+        reservation = reserve_all(ENTRIES)
         calls = calls_of(monkeypatch)
 
-        hold.settle([1, 640, 640])
+        reservation.settle([1, 640, 640])
 
         assert len(calls) == 1
 
@@ -309,12 +309,12 @@ class TestReserveAll:
         ],
     )
     def test_a_wrong_real_cost_is_an_error_that_leaves_the_reservation_open(self, actual: Any, message: str) -> None:
-        hold = reserve_all(ENTRIES)
+        reservation = reserve_all(ENTRIES)
 
         with pytest.raises(RuleError, match=message):
-            hold.settle(actual)
+            reservation.settle(actual)
 
-        assert hold.is_open
+        assert reservation.is_open
 
     @pytest.fixture
     def one_rule_twice(self) -> Any:
