@@ -34,14 +34,24 @@ def found_in(location: str = "redis://127.0.0.1:1/0", **options: Any) -> list[Ch
 @pytest.mark.parametrize("value", NO_TIMES, ids=lambda value: repr(value)[:10])
 def test_e013_a_timeout_that_no_socket_can_wait_for(value: Any) -> None:
     alias = of(SOCKET_TIMEOUT=value)  # django-redis ignores false values, and refuses those of other types
+
     assert ids(caches=alias) in ([["E013"], ["E014"]] if value else [[]])
-    for (error,) in (
-        found_in(CONNECTION_POOL_KWARGS={"socket_connect_timeout": value}),
-        found_in(**SENTINEL, SENTINEL_KWARGS={"socket_timeout": value}),
-    ):
-        assert error.id == "django_quota.E013"
-        assert repr(value)[:10] in error.msg
-        assert error.hint == "Use a number of seconds above 0, for example 0.25."
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [({}, "CONNECTION_POOL_KWARGS"), (SENTINEL, "SENTINEL_KWARGS")],
+    ids=["of the server", "of a sentinel"],
+)
+@pytest.mark.parametrize("value", NO_TIMES, ids=lambda value: repr(value)[:10])
+def test_e013_a_timeout_in_the_options_of_connections(value: Any, given: dict[str, Any], option: str) -> None:
+    options: dict[str, Any] = {option: {"socket_timeout" if given else "socket_connect_timeout": value}}
+
+    (error,) = found_in(**given, **options)
+
+    assert error.id == "django_quota.E013"
+    assert repr(value)[:10] in error.msg
+    assert error.hint == "Use a number of seconds above 0, for example 0.25."
 
 
 URL = "redis://127.0.0.1:1/0"
@@ -83,13 +93,22 @@ def test_the_checks_of_options_never_raise(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(2, []), (2.5, ["W012"]), (10**9, ["W012"])])
-def test_w012_a_long_timeout_blocks_threads_while_redis_hangs(seconds: float, expected: list[str]) -> None:
-    everywhere = [
-        of(SOCKET_TIMEOUT=seconds), of(CONNECTION_POOL_KWARGS={"socket_timeout": seconds}),
-        of(f"redis://127.0.0.1:1?socket_timeout={seconds}"),
-        of(**SENTINEL, SENTINEL_KWARGS={"socket_connect_timeout": seconds}),
-    ]  # fmt: skip
-    assert [ids(caches=caches) for caches in everywhere] == [expected] * 4
+@pytest.mark.parametrize(
+    "alias",
+    [
+        pytest.param(lambda seconds: of(SOCKET_TIMEOUT=seconds), id="an option"),
+        pytest.param(lambda seconds: of(CONNECTION_POOL_KWARGS={"socket_timeout": seconds}), id="of connections"),
+        pytest.param(lambda seconds: of(f"redis://127.0.0.1:1?socket_timeout={seconds}"), id="in the URL"),
+        pytest.param(
+            lambda seconds: of(**SENTINEL, SENTINEL_KWARGS={"socket_connect_timeout": seconds}), id="of a sentinel"
+        ),
+    ],
+)
+def test_w012_a_long_timeout_blocks_threads_while_redis_hangs(alias: Any, seconds: float, expected: list[str]) -> None:
+    assert ids(caches=alias(seconds)) == expected
+
+
+def test_e013_a_timeout_in_the_url() -> None:
     assert ids(caches={"default": {**REDIS, "LOCATION": f"{URL}?socket_timeout=-1", "OPTIONS": {}}}) == ["E013"]
 
 
