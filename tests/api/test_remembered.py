@@ -75,10 +75,16 @@ def test_a_path_meets_the_rules_of_each_host_however_they_take_turns(settings: A
         assert policy("/method/", HTTP_HOST="b.example") is None
 
 
-def test_each_method_of_a_view_has_its_own_limit_and_a_replaced_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_method_of_a_view_has_its_own_limit() -> None:
     for _ in range(2):
         assert [policy("/method/", method=method) for method in ("get", "post")] == [None, '"post";q=20;w=60']
+
+
+def test_a_method_that_was_replaced_has_its_own_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert policy("/method/") is None
+
     monkeypatch.setattr(ByMethod, "get", quota("30/m", name="get")(ByMethod.get))
+
     assert policy("/method/") == '"get";q=30;w=60'
 
 

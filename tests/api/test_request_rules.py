@@ -105,9 +105,12 @@ def statuses(kind: str, route: str, *tokens: str) -> list[int]:
 @both
 @pytest.mark.usefixtures("with_and_without_middleware")
 @pytest.mark.parametrize("route", ["class", "async-method", "function"])
-def test_a_limit_knows_who_has_the_token_and_wrong_ones_count_for_the_address(kind: str, route: str) -> None:
-    assert statuses(kind, route, "1", "1", "2", "1", "2", "2") == [200, 200, 200, 429, 200, 429]
-    assert statuses(kind, route, "x", "x", "x", "3") == [401, 401, 429, 200]
+class TestTokens:
+    def test_a_limit_knows_who_has_the_token(self, kind: str, route: str) -> None:
+        assert statuses(kind, route, "1", "1", "2", "1", "2", "2") == [200, 200, 200, 429, 200, 429]
+
+    def test_wrong_tokens_count_for_the_address(self, kind: str, route: str) -> None:
+        assert statuses(kind, route, "x", "x", "x", "3") == [401, 401, 429, 200]
 
 
 @both
@@ -119,9 +122,14 @@ def test_what_is_decided_on_the_way_back_is_settled_too(kind: str, route: str) -
 
 
 @both
-def test_a_rule_of_the_settings_waits_and_one_by_address_does_not(kind: str, settings: Any) -> None:
+def test_a_rule_of_the_settings_waits_for_the_user(kind: str, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"each": {"rate": "1/m", "key": "user", "match": "/token/"}}}
+
     assert statuses(kind, "token", "1", "2", "1", "2") == [200, 200, 429, 429]
+
+
+@both
+def test_a_rule_by_address_does_not_wait(kind: str) -> None:
     assert ask(kind, "two", "1").headers["RateLimit-Policy"] == '"address";q=4;w=60, "mine";q=2;w=60'
     assert statuses(kind, "two", "x", "x", "x", "x") == [401, 401, 429, 429]
     assert ask(kind, "two", "1").headers["RateLimit-Policy"] == '"address";q=4;w=60'
