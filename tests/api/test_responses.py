@@ -257,14 +257,21 @@ def answered_by(function: Any, **more: Any) -> Any:
     return override_settings(QUOTA={"STORE": "memory", "RESPONSE": function, **more})
 
 
-def test_the_sites_answer_is_the_body_of_every_refusal_and_we_add_the_headers(client: Client) -> None:
-    with answered_by(f"{__name__}.teapot"), freeze(NOW):
-        for url, most in (("/limited/", 3), ("/by-hand/", 2)):
-            replies = [client.get(url) for _ in range(most + 1)]
-            assert [reply.status_code for reply in replies] == [200] * most + [418]
-            assert replies[-1].json() == {"rule": url.strip("/"), "path": url}
-            assert [replies[-1].headers[name] for name in ("Retry-After", "Cache-Control")] == ["60", "no-store"]
-            assert parsed(replies[-1], "RateLimit") == [(url.strip("/"), {"r": 0, "t": 60})]
+@pytest.mark.parametrize(("url", "most"), [("/limited/", 3), ("/by-hand/", 2)], ids=["by a rule", "by an exception"])
+class TestAnswerOfTheSite:
+    @pytest.fixture
+    def replies(self, url: str, most: int, client: Client) -> Iterator[list[Any]]:
+        """As many as the limit, and a refusal."""
+        with answered_by(f"{__name__}.teapot"), freeze(NOW):
+            yield [client.get(url) for _ in range(most + 1)]
+
+    def test_it_is_the_body_of_a_refusal(self, replies: list[Any], url: str, most: int) -> None:
+        assert [reply.status_code for reply in replies] == [200] * most + [418]
+        assert replies[-1].json() == {"rule": url.strip("/"), "path": url}
+
+    def test_we_add_the_headers(self, replies: list[Any], url: str, most: int) -> None:
+        assert [replies[-1].headers[name] for name in ("Retry-After", "Cache-Control")] == ["60", "no-store"]
+        assert parsed(replies[-1], "RateLimit") == [(url.strip("/"), {"r": 0, "t": 60})]
 
 
 def test_headers_that_it_brings_are_kept(client: Client) -> None:
@@ -277,15 +284,24 @@ def test_headers_that_it_brings_are_kept(client: Client) -> None:
     assert reply.headers["X-RateLimit-Remaining"] == "0"
 
 
-def test_a_template_response_is_rendered_and_what_is_no_response_is_a_clear_error() -> None:
-    """What must be awaited is closed, or Python warns."""
+def test_a_template_response_is_rendered() -> None:
     template = engines["django"].from_string("no: {{ rule }}")
     with answered_by(lambda request, decision: SimpleTemplateResponse(template, {"rule": decision.rule}, status=429)):
         assert refused(name="r").text == "no: r"
-    wrong: list[tuple[Any, str]] = [(lambda r, d: "text", "str"), (lambda r, d: 429, "int")]
-    for function, kind in [*wrong, (lambda r, d: [in_vain(r, d)][0], "coroutine")]:
-        with answered_by(function), pytest.raises(ConfigurationError, match=rf'QUOTA\["RESPONSE"\] returned {kind}'):
-            refused()
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        pytest.param(lambda r, d: "text", "str", id="a string"),
+        pytest.param(lambda r, d: 429, "int", id="a number"),
+        pytest.param(lambda r, d: [in_vain(r, d)][0], "coroutine", id="a coroutine"),
+    ],
+)
+def test_what_is_not_a_response_is_a_clear_error(function: Any, kind: str) -> None:
+    """What must be awaited is closed, or Python warns."""
+    with answered_by(function), pytest.raises(ConfigurationError, match=rf'QUOTA\["RESPONSE"\] returned {kind}'):
+        refused()
 
 
 # --- the page: what it says, and that it works under a strict Content-Security-Policy --------------------------------
@@ -404,13 +420,24 @@ def test_the_moment_is_never_too_early_and_less_than_two_seconds_late(later: int
     assert free <= named < free + 2 * SECOND
 
 
-def test_the_moment_is_in_the_visitors_time_zone_and_the_page_in_their_language() -> None:
+def test_the_moment_is_in_the_time_zone_of_the_site() -> None:
     page = refused_page()
+
     assert page.all("time") == [{"datetime": "2026-09-21T14:14:21+00:00"}]
     assert "Try again at: 14:14:21 UTC" in page.text
+
+
+def test_the_moment_is_in_the_time_zone_of_the_visitor() -> None:
     with timezone.override("Pacific/Auckland"), translation.override("ar"):
         page = refused_page("1/d")
+
     assert page.all("time") == [{"datetime": "2026-09-23T02:13:21+12:00"}]
+
+
+def test_the_page_is_in_the_language_of_the_visitor() -> None:
+    with timezone.override("Pacific/Auckland"), translation.override("ar"):
+        page = refused_page("1/d")
+
     assert page.all("html") == [{"lang": "ar", "dir": "rtl"}]
 
 
@@ -475,10 +502,17 @@ class LazyNonce:
         return "<nonce>"
 
 
-def test_its_style_carries_the_nonce_of_the_policy() -> None:
+def test_its_style_has_no_nonce_without_a_policy() -> None:
     assert refused_page().all("style") == [{}]
-    of_django_csp = SimpleLazyObject(lambda: "of django-csp")
-    for name, nonce in (("csp_nonce", of_django_csp), ("_csp_nonce", LazyNonce())):
-        request = page_request()
-        setattr(request, name, nonce)
-        assert refused_page(request=request).all("style") == [{"nonce": escape(str(nonce))}]
+
+
+@pytest.mark.parametrize(
+    ("name", "nonce"),
+    [("csp_nonce", SimpleLazyObject(lambda: "of django-csp")), ("_csp_nonce", LazyNonce())],
+    ids=["of django-csp", "of Django"],
+)
+def test_its_style_carries_the_nonce_of_the_policy(name: str, nonce: object) -> None:
+    request = page_request()
+    setattr(request, name, nonce)
+
+    assert refused_page(request=request).all("style") == [{"nonce": escape(str(nonce))}]
