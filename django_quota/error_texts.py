@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.utils import translation
 from django.utils.translation import gettext
 
 from django_quota.core.errors import (
@@ -31,6 +32,6 @@ def text_in_words(text: object) -> str:
 def _translated(text: object) -> str:
     if not isinstance(text, Translatable) or not text:
         return str(text)
-    words = gettext(text.template)  # the core marks it with `Translatable`
+    words = translation.gettext(text.template)  # the core marks it with `Translatable`; here it is not a plain string
     values = {name: value if isinstance(value, int) else _translated(value) for name, value in text.values.items()}
     return words % values if values else words
