@@ -75,12 +75,25 @@ def test_a_key_names_its_subject_whatever_the_site_is_mounted_under(key: Any, fo
         assert name == found or re.fullmatch(found.replace("+", r"\+"), name)
 
 
-def test_a_user_is_named_by_the_primary_key_and_others_by_their_ip() -> None:
-    odd = SimpleNamespace(is_authenticated=True, pk="a+ip:1%")
-    for key in ("user", "user_or_ip"):
-        for who, found in ((User(pk=42), "user:42"), (AnonymousUser(), IP), (odd, "user:a%2Bip:1%25")):
-            assert subject(key, with_user(who)) == found
-        assert subject(key) == IP  # a site without users
+@pytest.mark.parametrize("key", ["user", "user_or_ip"])
+@pytest.mark.parametrize(
+    ("who", "found"),
+    [
+        pytest.param(User(pk=42), "user:42", id="a user"),
+        pytest.param(SimpleNamespace(is_authenticated=True, pk="a+ip:1%"), "user:a%2Bip:1%25", id="an odd primary key"),
+        pytest.param(AnonymousUser(), IP, id="a visitor"),
+    ],
+)
+def test_a_user_is_named_by_the_primary_key(key: str, who: Any, found: str) -> None:
+    assert subject(key, with_user(who)) == found
+
+
+@pytest.mark.parametrize("key", ["user", "user_or_ip"])
+def test_a_site_without_users_names_all_by_their_ip(key: str) -> None:
+    assert subject(key) == IP
+
+
+def test_a_user_without_a_primary_key_is_an_error() -> None:
     with pytest.raises(RuleError, match=r"user is a SimpleNamespace without a primary key.*Give the class a `pk`"):
         subject("user", with_user(SimpleNamespace(is_authenticated=True)))
 
@@ -189,23 +202,53 @@ def test_two_values_are_two_subjects(one: str, other: str) -> None:
 @pytest.mark.usefixtures("memory_store", "database")
 @pytest.mark.parametrize("value", ["ann+shop@example.org", "50%", "+" * 150, LONG], ids=["plus", "%", "pluses", "long"])
 @pytest.mark.parametrize("write", ["user:{}".format, partial(Subject, "user")], ids=["as it is", "escaped"])
-def test_overrides_calls_resets_and_bans_reach_a_user_with_an_odd_key(
-    value: str, write: Callable[[str], str], settings: Any
-) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": "2/m", "ban": {"after": "9/m", "for": ["1h"]}}}}
-    user: Any = SimpleNamespace(is_authenticated=True, pk=value)
-    text = write(value)
-    check("api", user)
-    assert check("api", text).remaining == 0
-    reset("api", text)
-    assert check("api", text).remaining == 1
-    ban("api", user, "1h")
-    assert unban("*", text) == 1
-    said("quota_override", "set", text, "blocked", "--force")  # there is no such user
-    assert check("api", user).outcomes[0].why == "blocked"
-    said("quota_override", "clear", text)
-    QuotaOverride.objects.create(subject=text, rule="api", mode="blocked")
-    assert check("api", user).outcomes[0].why == "blocked"
+class TestUserWithAnOddKey:
+    @pytest.fixture(autouse=True)
+    def rules(self, memory_store: None, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": "2/m", "ban": {"after": "9/m", "for": ["1h"]}}}}
+
+    @pytest.fixture
+    def user(self, value: str) -> Any:
+        return SimpleNamespace(is_authenticated=True, pk=value)
+
+    @pytest.fixture
+    def text(self, value: str, write: Callable[[str], str]) -> str:
+        """The subject, as somebody writes it."""
+        return write(value)
+
+    def test_calls_reach_them(self, user: Any, text: str) -> None:
+        check("api", user)
+
+        assert check("api", text).remaining == 0
+
+    def test_a_reset_reaches_them(self, user: Any, text: str) -> None:
+        check("api", user)
+
+        reset("api", text)
+
+        assert check("api", text).remaining == 1
+
+    def test_a_lifted_ban_reaches_them(self, user: Any, text: str) -> None:
+        ban("api", user, "1h")
+
+        assert unban("*", text) == 1
+
+    def test_an_override_of_the_command_reaches_them(self, user: Any, text: str) -> None:
+        said("quota_override", "set", text, "blocked", "--force")  # there is no such user
+
+        assert check("api", user).outcomes[0].why == "blocked"
+
+    def test_the_command_clears_their_override(self, user: Any, text: str) -> None:
+        said("quota_override", "set", text, "blocked", "--force")
+
+        said("quota_override", "clear", text)
+
+        assert check("api", user).allowed
+
+    def test_an_override_that_is_saved_reaches_them(self, user: Any, text: str) -> None:
+        QuotaOverride.objects.create(subject=text, rule="api", mode="blocked")
+
+        assert check("api", user).outcomes[0].why == "blocked"
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -331,13 +374,17 @@ class TestNamedByTheSite:
         assert named_subject(subject) == subject
         assert (subject[:4], "+" in subject) == ("org:", False)
 
-    def test_a_kind_is_a_word_that_no_key_uses_and_a_value_a_text_a_number_or_a_uuid(self) -> None:
-        for kind in ("", "Org", "a b", "a+b", "7", "header", "global", None, "x" * 51):
-            with pytest.raises(RuleError, match=r"is not a kind of subject\. Use a word of your own, such as 'org'"):
-                Subject(kind, 7)  # type: ignore[arg-type]
-        for value in ("", None, True, 7.0, b"7", object(), User(pk=7)):
-            with pytest.raises(RuleError, match=r"such as the primary key: Subject\('org', 7\)"):
-                Subject("org", value)  # type: ignore[arg-type]
+    @pytest.mark.parametrize("kind", ["", "Org", "a b", "a+b", "7", "header", "global", None, "x" * 51])
+    def test_a_kind_is_a_word_that_no_key_uses(self, kind: Any) -> None:
+        with pytest.raises(RuleError, match=r"is not a kind of subject\. Use a word of your own, such as 'org'"):
+            Subject(kind, 7)
+
+    @pytest.mark.parametrize(
+        "value", ["", None, True, 7.0, b"7", object(), User(pk=7)], ids=lambda each: repr(each)[:7]
+    )
+    def test_a_value_is_a_string_a_number_or_a_uuid(self, value: Any) -> None:
+        with pytest.raises(RuleError, match=r"such as the primary key: Subject\('org', 7\)"):
+            Subject("org", value)
 
     def test_views_calls_counters_and_slots_count_for_one_subject(self) -> None:
         request: Any = RequestFactory().get("/", {"org": "7"})
@@ -368,14 +415,28 @@ def with_arguments(**kwargs: Any) -> HttpRequest:
     return made
 
 
-def test_the_argument_names_the_subject_and_without_it_the_ip() -> None:
-    given: list[tuple[dict[str, Any], str]] = [
-        ({"pk": 0}, "kwarg.pk:0"), ({"pk": "a+ip:1%\n"}, "kwarg.pk:a%2Bip:1%25%0A"), ({}, IP), ({"pk": None}, IP),
-        ({"pk": ""}, IP), ({"pk": SimpleNamespace(a=1)}, "kwarg.pk:namespace(a=1)"),
-    ]  # fmt: skip
-    for kwargs, found in given:
-        assert subject_of("kwarg:pk", with_arguments(**kwargs)) == found
-    assert subject_of("kwarg:pk", request()) == IP
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        pytest.param(0, "kwarg.pk:0", id="zero"),
+        pytest.param("a+ip:1%\n", "kwarg.pk:a%2Bip:1%25%0A", id="odd characters"),
+        pytest.param(SimpleNamespace(a=1), "kwarg.pk:namespace(a=1)", id="an object"),
+    ],
+)
+def test_the_argument_names_the_subject(value: object, found: str) -> None:
+    assert subject_of("kwarg:pk", with_arguments(pk=value)) == found
+
+
+@pytest.mark.parametrize(
+    "made",
+    [with_arguments(), with_arguments(pk=None), with_arguments(pk=""), request()],
+    ids=["no argument", "None", "an empty string", "no view"],
+)
+def test_without_the_argument_the_ip_names_the_subject(made: HttpRequest) -> None:
+    assert subject_of("kwarg:pk", made) == IP
+
+
+def test_an_argument_without_words_of_its_own_is_an_error() -> None:
     with pytest.raises(RuleError, match=r"The URL argument 'pk' is a object.*__str__"):
         subject_of("kwarg:pk", with_arguments(pk=object()))
 
