@@ -183,33 +183,82 @@ def test_the_tightest_count_knows_slices_bursts_and_costs(
     assert tightest(demand, demand.limits[0]) == least
 
 
-def test_the_report_fits_eighty_columns_and_hides_subjects_unless_asked_for() -> None:
-    assert "ip:203.0.113.9" not in run(log([line(second) for second in range(5)]))
-    assert "ip:203.0.113.9" in run("access.log", "--show-subjects")
+@pytest.mark.parametrize(
+    ("options", "is_shown"),
+    [pytest.param([], False, id="by default"), pytest.param(["--show-subjects"], True, id="with --show-subjects")],
+)
+def test_subjects_are_shown_only_if_asked_for(options: list[str], is_shown: bool) -> None:
+    printed = run(log([line(second) for second in range(5)]), *options)
+
+    assert ("ip:203.0.113.9" in printed) is is_shown
+
+
+@pytest.fixture
+def long_report() -> str:
+    """A report about rules with long names and several rates, long paths, and lines that are not requests."""
     rule = 'rate = "10/s; 500/h; 5000/d"\nmatch = "/"\nkey = ["ip", "path"]\n'
     Path("a-long-name-of-drafts.toml").write_text("".join(f"[a-rule-with-a-long-name-{n}]\n{rule}" for n in "ab"))
     lines = [line(second, path="/a/very/long/path/" * 9) for second in range(50)] + ["?" * 200, "\x1b[31m"]
-    printed = run(log(lines), "--rules", "a-long-name-of-drafts.toml")
-    assert max(map(len, printed.splitlines())) <= 80
-    assert "\x1b" not in printed
+    return run(log(lines), "--rules", "a-long-name-of-drafts.toml")
 
 
-def test_a_rate_alone_a_chosen_rule_and_a_draft_are_replayed(settings: Any) -> None:
-    lines = [line(second, ip=f"203.0.113.{second % 2}", path=f"/{second}") for second in range(6)]
-    found = run_json(log(lines), "--rate", "2/m", "--key", "ip")
-    assert (list(found["rules"]), found["refused"]) == (["2/m by ip"], 2)
-    assert run_json("access.log", "--rate", "2/m", "--key", "ip", "--key", "path")["refused"] == 0
-    assert run_json("access.log", "--rate", "2/m", "--match", "/5")["rules"]["2/m by ip"]["requests"] == 1
-    ban = {"after": "2/m", "for": "10s"}
-    settings.QUOTA = {"RULES": {"api": {"rate": "1/h", "match": "/", "ban": ban}, "named": "4/m"}}
-    log([line(second, path="/named/") for second in range(30)])
-    found = run_json("access.log", "--rule", "api")
-    assert (list(found["rules"]), found["left_out"]) == (["api"], {})
-    assert (found["rules"]["api"]["refused"], found["rules"]["api"]["bans"]) == (29, 3)
-    settings.ROOT_URLCONF = (url("named/", quota(rule="named")(lambda request: HttpResponse())),)
-    Path("drafts.toml").write_text('named = "2/m"\n')  # instead of that of the settings, which the view names
-    assert run_json("access.log", "--rule", "named")["refused"] == 26
-    assert run_json("access.log", "--rule", "named", "--rules", "drafts.toml")["refused"] == 28
+def test_the_report_fits_eighty_columns(long_report: str) -> None:
+    assert max(map(len, long_report.splitlines())) <= 80
+
+
+def test_the_report_has_no_control_character_of_the_log(long_report: str) -> None:
+    assert "\x1b" not in long_report
+
+
+class TestOneRate:
+    @pytest.fixture(autouse=True)
+    def two_clients(self, site: None) -> None:
+        """Each sends three requests, all to different paths."""
+        log([line(second, ip=f"203.0.113.{second % 2}", path=f"/{second}") for second in range(6)])
+
+    def test_it_is_replayed_alone(self) -> None:
+        found = run_json("access.log", "--rate", "2/m", "--key", "ip")
+
+        assert (list(found["rules"]), found["refused"]) == (["2/m by ip"], 2)
+
+    def test_it_may_have_a_key_of_several_parts(self) -> None:
+        assert run_json("access.log", "--rate", "2/m", "--key", "ip", "--key", "path")["refused"] == 0
+
+    def test_it_may_apply_to_some_paths(self) -> None:
+        assert run_json("access.log", "--rate", "2/m", "--match", "/5")["rules"]["2/m by ip"]["requests"] == 1
+
+
+class TestChosenRule:
+    @pytest.fixture(autouse=True)
+    def thirty_requests(self, site: None, settings: Any) -> None:
+        """To a view with one of two rules; the other one applies everywhere and bans."""
+        ban = {"after": "2/m", "for": "10s"}
+        settings.QUOTA = {"RULES": {"api": {"rate": "1/h", "match": "/", "ban": ban}, "named": "4/m"}}
+        log([line(second, path="/named/") for second in range(30)])
+
+    @pytest.fixture
+    def named_view(self, settings: Any) -> None:
+        settings.ROOT_URLCONF = (url("named/", quota(rule="named")(lambda request: HttpResponse())),)
+
+    def test_it_is_replayed_alone(self) -> None:
+        found = run_json("access.log", "--rule", "api")
+
+        assert (list(found["rules"]), found["left_out"]) == (["api"], {})
+
+    def test_its_refusals_and_bans_are_counted(self) -> None:
+        found = run_json("access.log", "--rule", "api")
+
+        assert (found["rules"]["api"]["refused"], found["rules"]["api"]["bans"]) == (29, 3)
+
+    @pytest.mark.usefixtures("named_view")
+    def test_it_may_be_the_rule_of_a_view(self) -> None:
+        assert run_json("access.log", "--rule", "named")["refused"] == 26
+
+    @pytest.mark.usefixtures("named_view")
+    def test_a_draft_takes_the_place_of_the_rule_that_a_view_names(self) -> None:
+        Path("drafts.toml").write_text('named = "2/m"\n')
+
+        assert run_json("access.log", "--rule", "named", "--rules", "drafts.toml")["refused"] == 28
 
 
 def test_packed_logs_several_files_and_stdin_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,30 +280,55 @@ def test_lines_that_cannot_be_used_are_counted_and_shown() -> None:
         run(log(["\x1b[2J\x07\u202egnp", line(0, method="get")]))
 
 
-def test_rules_that_a_log_cannot_show_are_named_with_what_they_need(settings: Any) -> None:
-    needs: dict[str, tuple[dict[str, Any], str]] = {
-        "by_user": ({"key": "user"}, "key='user' needs the user"),
-        "by_body": ({"key": "post:phone"}, "the body"),
-        "by_header": ({"key": "header:X-Api-Key"}, "header:X-Api-Key"),
-        "by_function": ({"key": line}, "a function"),
-        "settled": ({"settle": line}, "settle= is a function"),
-        "tiered": ({"rate": {"anonymous": "1/m", "authenticated": "2/m"}}, "its rate depends on the user"),
-        "of_host": ({"match": "host:a.example"}, "match= needs the host"),
-        "shown": ({"key": ("ip", "path", "get:q", "global", "header:user-agent"), "exempt": "10.0.0.0/8"}, ""),
-    }
-    settings.QUOTA["RULES"] |= {name: {"rate": "1/m", "match": "/", **options} for name, (options, _) in needs.items()}
-    settings.QUOTA["RULES"] |= dict.fromkeys(["unplaced", *(f"r{number}" for number in range(30))], "1/m")
-    left_out = run_json(log([line(0)]))["left_out"]
-    for name, (_, reason) in needs.items():
-        assert reason in left_out.get(name, ""), name
-    assert "shown" not in left_out
-    assert "has no match=" in left_out["unplaced"]
-    assert "your code" in left_out["by-method-decorator"]
-    assert re.search(r"r0, r1, r10, .* r25, r26 and 11 more: ", " ".join(run("access.log").split()))
-    assert "10/m by user: no rule could be replayed.\n" in run("access.log", "--rate", "10/m", "--key", "user")
+NEEDS = {
+    "by_user": ({"key": "user"}, "key='user' needs the user"),
+    "by_body": ({"key": "post:phone"}, "the body"),
+    "by_header": ({"key": "header:X-Api-Key"}, "header:X-Api-Key"),
+    "by_function": ({"key": line}, "a function"),
+    "settled": ({"settle": line}, "settle= is a function"),
+    "tiered": ({"rate": {"anonymous": "1/m", "authenticated": "2/m"}}, "its rate depends on the user"),
+    "of_host": ({"match": "host:a.example"}, "match= needs the host"),
+}
 
 
-def test_a_port_after_the_address_makes_no_other_client() -> None:
+class TestLeftOutRules:
+    """A log does not show what they need."""
+
+    @pytest.fixture(autouse=True)
+    def rules_without_a_place(self, site: None, settings: Any) -> None:
+        settings.QUOTA["RULES"] |= dict.fromkeys(["unplaced", *(f"r{number}" for number in range(30))], "1/m")
+        log([line(0)])
+
+    @pytest.mark.parametrize(("options", "reason"), NEEDS.values(), ids=NEEDS)
+    def test_a_rule_is_named_with_what_it_needs(self, options: dict[str, Any], reason: str, settings: Any) -> None:
+        settings.QUOTA["RULES"] |= {"needing": {"rate": "1/m", "match": "/", **options}}
+
+        assert reason in run_json("access.log")["left_out"].get("needing", "")
+
+    def test_a_rule_that_needs_only_what_a_log_shows_is_replayed(self, settings: Any) -> None:
+        key = ("ip", "path", "get:q", "global", "header:user-agent")
+        settings.QUOTA["RULES"] |= {"shown": {"rate": "1/m", "match": "/", "key": key, "exempt": "10.0.0.0/8"}}
+
+        assert "shown" not in run_json("access.log")["left_out"]
+
+    @pytest.mark.parametrize(
+        ("rule", "reason"),
+        [
+            pytest.param("unplaced", "has no match=", id="of the settings"),
+            pytest.param("by-method-decorator", "your code", id="of a view"),
+        ],
+    )
+    def test_a_rule_that_the_middleware_does_not_decide_is_named(self, rule: str, reason: str) -> None:
+        assert reason in run_json("access.log")["left_out"][rule]
+
+    def test_of_many_rules_the_first_twenty_are_named(self) -> None:
+        assert re.search(r"r0, r1, r10, .* r25, r26 and 11 more: ", " ".join(run("access.log").split()))
+
+    def test_a_report_without_rules_says_so(self) -> None:
+        assert "10/m by user: no rule could be replayed.\n" in run("access.log", "--rate", "10/m", "--key", "user")
+
+
+def test_requests_from_two_ports_of_an_address_are_of_one_client() -> None:
     lines = [
         line(second, ip) for second, ip in enumerate(["203.0.113.9:4711", "203.0.113.9:4712", "[2001:db8::7]:4711"])
     ]
@@ -262,24 +336,41 @@ def test_a_port_after_the_address_makes_no_other_client() -> None:
     assert (traffic.unreadable, len(traffic.plans)) == (0, 2)
 
 
-def test_the_client_is_found_behind_proxies(settings: Any) -> None:
-    hops = ["203.0.113.1", "6.6.6.6, 203.0.113.1", "203.0.113.2", None]
-    lines = [
-        json.dumps({"ip": "10.0.0.1", "time": START + n, "request": "GET / HTTP/1.1", "http_x_forwarded_for": hop})
-        for n, hop in enumerate(hops)
-    ]
-    words = [log(lines), "--rate", "0/m", "--show-subjects"]
-    all_of_them = {"ip:203.0.113.1", "ip:203.0.113.2", "ip:10.0.0.1"}
-    for trusted, option, found in (
-        ({}, [], {"ip:10.0.0.1"}),
-        ({"TRUSTED_PROXIES": ["10.0.0.0/8"]}, [], all_of_them),
-        ({"TRUSTED_PROXY_COUNT": 1}, [], {"ip:10.0.0.1"}),
-        ({"TRUSTED_PROXY_COUNT": 1}, ["--server-log"], all_of_them),
-    ):
+class TestBehindProxies:
+    WORDS = ("access.log", "--rate", "0/m", "--show-subjects")
+    PROXY, ALL = {"ip:10.0.0.1"}, {"ip:203.0.113.1", "ip:203.0.113.2", "ip:10.0.0.1"}
+
+    @pytest.fixture(autouse=True)
+    def requests_from_a_proxy(self, site: None) -> None:
+        hops = ["203.0.113.1", "6.6.6.6, 203.0.113.1", "203.0.113.2", None]
+        lines = [
+            json.dumps({"ip": "10.0.0.1", "time": START + n, "request": "GET / HTTP/1.1", "http_x_forwarded_for": hop})
+            for n, hop in enumerate(hops)
+        ]
+        log(lines)
+
+    @pytest.mark.parametrize(
+        ("trusted", "options", "found"),
+        [
+            pytest.param({}, [], PROXY, id="no trusted proxy"),
+            pytest.param({"TRUSTED_PROXIES": ["10.0.0.0/8"]}, [], ALL, id="trusted networks"),
+            pytest.param({"TRUSTED_PROXY_COUNT": 1}, [], PROXY, id="the log of a trusted proxy"),
+            pytest.param({"TRUSTED_PROXY_COUNT": 1}, ["--server-log"], ALL, id="the log of the server"),
+        ],
+    )
+    def test_the_client_is_found(
+        self, trusted: dict[str, Any], options: list[str], found: set[str], settings: Any
+    ) -> None:
         settings.QUOTA = trusted
-        assert {each["subject"] for each in run_json(*words, *option)["rules"]["0/m by ip"]["worst"]} == found
-    settings.QUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8"]}
-    assert "10.0.0.1 counts as a client" in run(*words)
+
+        rule = run_json(*self.WORDS, *options)["rules"]["0/m by ip"]
+
+        assert {each["subject"] for each in rule["worst"]} == found
+
+    def test_a_note_says_that_a_proxy_counts_as_a_client(self, settings: Any) -> None:
+        settings.QUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8"]}
+
+        assert "10.0.0.1 counts as a client" in run(*self.WORDS)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +423,7 @@ def test_a_format_is_read(text: str, agent: str | None) -> None:
 
 
 @pytest.mark.parametrize("header", ["Timestamp", "Time", "Ts", "Client-Ip", "Method", "Uri", "Host", "X.ts"])
-def test_a_header_of_the_client_is_no_field_of_the_server(header: str) -> None:
+def test_a_header_of_the_client_is_not_a_field_of_the_server(header: str) -> None:
     chosen = {**CADDY, "request": {**CADDY["request"], "headers": {"User-Agent": ["curl"], header: ["1"]}}}  # type: ignore[dict-item]
     text = json.dumps({**chosen, "resp_headers": {"Ts": ["2"], "User-Agent": ["another"]}})
     entry = find_format([text]).read(text)
@@ -365,7 +456,7 @@ def test_a_time_that_the_clock_shows_twice_follows_the_line_before(settings: Any
 
 
 @pytest.mark.parametrize("time", ["20260921141320", "20260921141", "12345678901234567"])
-def test_a_number_that_is_no_time_since_1970_is_unreadable(time: str) -> None:
+def test_a_number_that_is_not_a_time_since_1970_is_unreadable(time: str) -> None:
     with pytest.raises(UnreadableLineError, match=f"'{time}' is not a time, such as"):
         read_time(time)
 
@@ -377,9 +468,11 @@ def test_a_log_and_rules_may_begin_with_a_byte_order_mark(tmp_path: Path) -> Non
     assert run_json(str(log), "--rules", str(rules))["rules"]["all"]["requests"] == 1
 
 
-def test_a_time_is_read_to_the_microsecond() -> None:
-    for text in ("1763700000.123", "1763700000123", "2025-11-21T05:40:00.123+01:00", "2025-11-21 04:40:00,123"):
-        assert read_time(text) == START + 123_000, text
+@pytest.mark.parametrize(
+    "text", ["1763700000.123", "1763700000123", "2025-11-21T05:40:00.123+01:00", "2025-11-21 04:40:00,123"]
+)
+def test_a_time_is_read_to_the_microsecond(text: str) -> None:
+    assert read_time(text) == START + 123_000
 
 
 JSON = {"time": "1763700000.1", "ip": "203.0.113.9", "host": "a.example", "request": "GET / HTTP/1.1"}
@@ -412,8 +505,8 @@ def read_line(text: str, first: str) -> Traffic:
     ],
     ids=lambda text: text[:40].strip(),
 )  # fmt: skip
-def test_a_line_that_is_no_request_is_unreadable_and_shown_in_short(text: str) -> None:
-    """Also one that is long: to read it takes no more than a look at each sign."""
+def test_a_line_that_is_not_a_request_is_unreadable_and_shown_in_short(text: str) -> None:
+    """Even a long line takes no more than a look at each character."""
     traffic = read_line(text, json.dumps(JSON) if text.startswith(("{", "[]")) else COMMON)
     assert (traffic.requests, traffic.unreadable, len(traffic.shown)) == (0, 1, 1)
     assert len(traffic.shown[0].text) <= MAX_TEXT
