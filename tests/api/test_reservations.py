@@ -18,9 +18,9 @@ from django_quota.models import QuotaOverride
 from django_quota.signals import near_limit
 from django_quota.testing import freeze
 from django_quota.types import Reservation
+from tests.support.calls import both_ways
 from tests.support.counts import checks_of, count_what_waits, units_of
 from tests.support.overridden import override
-from tests.support.slots import both_ways
 from tests.support.steps import ALGORITHMS, MINUTE, START
 
 SALT = "django_quota.reservation"

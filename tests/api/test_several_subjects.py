@@ -13,7 +13,6 @@ from django_quota.testing import freeze
 from tests.support.calls import both_ways, called, calls_of, get
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
-from tests.support.slots import both_ways
 from tests.support.steps import SECOND, START
 
 USER, ORG = "user:42", "org:7"

@@ -10,9 +10,8 @@ from django_quota import Rule, check, concurrency, quota, refund
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.exceptions import RuleError
 from django_quota.testing import QuotaKit
-from tests.support.calls import get, run
+from tests.support.calls import both_ways, get, run
 from tests.support.overridden import override
-from tests.support.slots import both_ways
 
 KINDS = {"critical": 1.0, "default": 0.8, "batch": 0.5}
 
