@@ -58,6 +58,8 @@ def age(monkeypatch: pytest.MonkeyPatch) -> Age:
     age = Age()
     monkeypatch.setattr("django_quota.core.clock.elapsed", age)
     overrides.clear()
+    assert overrides.rows is not None
+    in_the_reader(overrides.rows.close)  # an earlier test may have left it open
     return age
 
 

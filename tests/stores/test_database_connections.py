@@ -12,8 +12,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
-from django_quota.core.errors import StoreRefusesWrites
+from django_quota.core.errors import StoreRefusesWrites, StoreUnavailable
 from django_quota.features.counters.operations import Get, Set
 from django_quota.stores.database import postgresql
 from django_quota.stores.database.connections import REPLACE_AFTER_IDLE, Pool
@@ -223,6 +225,23 @@ def test_a_session_that_hangs_is_replaced_after_the_wait_for_an_answer(
         for pid in hanging:
             os.kill(pid, signal.SIGCONT)
     assert on_postgres.run(Get(KEY)) == [1, "2"]
+
+
+def test_a_new_connection_that_cannot_be_set_up_is_closed(on_postgres: DatabaseStore) -> None:
+    opened: list[Any] = []
+
+    def fail(connection: BaseDatabaseWrapper, **_: Any) -> None:
+        opened.append(connection.connection)
+        raise psycopg.OperationalError("the server has ended the session")
+
+    on_postgres.close()
+    connection_created.connect(fail)
+    try:
+        with pytest.raises(StoreUnavailable):
+            on_postgres.run(Get(KEY))
+    finally:
+        connection_created.disconnect(fail)
+    assert [each.closed for each in opened] == [True] * len(opened) != []
 
 
 def test_a_statement_that_fills_all_buffers_is_sent_whole(on_postgres: DatabaseStore) -> None:

@@ -125,10 +125,10 @@ class PostgresConnection:
         settings["OPTIONS"].setdefault("connect_timeout", CONNECT_TIMEOUT)
         settings["OPTIONS"].setdefault("tcp_user_timeout", round(1000 * ANSWER_WAIT))  # psycopg2 has no other
         wrapper.inc_thread_sharing()
-        _ensure_open(wrapper)
-        self._wrapper = wrapper  # which must not be collected: it knows the connection
-        self._raw: Any = wrapper.connection
+        self._wrapper: Any = wrapper  # which must not be collected: it knows the connection
         try:
+            _ensure_open(wrapper)
+            self._raw = self._wrapper.connection
             self._arrived = _arrivals_of(self._raw.fileno())
             self._run: Callable[..., FoundRows] = (
                 _Pipeline(self._raw.pgconn, self._arrived)
@@ -164,8 +164,9 @@ class PostgresConnection:
         return not self._arrived(0)
 
     def close(self) -> None:
-        """Close the connection."""
-        self._raw.close()  # Django's own `close` refuses to run in an event loop
+        """Close the connection, if it was opened."""
+        if self._wrapper.connection is not None:
+            self._wrapper.connection.close()  # Django's own `close` refuses to run in an event loop
 
 
 def _arrivals_of(number: int) -> Callable[[float], Any]:
