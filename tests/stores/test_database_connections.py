@@ -77,13 +77,20 @@ def test_a_connection_that_was_idle_for_long_is_replaced(
         assert (connection is first, was_idle, first.is_closed) == (is_kept, is_kept, not is_kept)
 
 
-def test_a_connection_in_use_while_its_pool_closes_is_closed_afterwards_though_others_go_on(pool: Pool) -> None:
+def test_a_connection_in_use_while_its_pool_closes_is_closed_afterwards(pool: Pool) -> None:
     with pool.lent() as (connection, _):
         pool.close()
-        idle(pool, 1)
 
     made: Any = connection
     assert made.is_closed
+
+
+def test_a_thread_that_still_uses_a_closed_pool_leaves_no_connection_behind(pool: Pool) -> None:
+    pool.close()
+
+    (connection,) = idle(pool, 1)
+
+    assert connection.is_closed
 
 
 def test_a_connection_that_comes_back_at_the_moment_when_its_pool_closes_is_closed(pool: Pool) -> None:

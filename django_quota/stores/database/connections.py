@@ -201,8 +201,7 @@ class Pool:
         self._make = make
         self._clock = clock
         self._idle: deque[_Idle] = deque()
-        self._generation = 0
-        """Rises when the pool is closed. A connection of an older one was in use then, and is closed afterwards."""
+        self._is_closed = False
         self._places = Turns(size, f"all {size} connections of this process to the database are in use")
         self.after_fork()
         register_fork_aware(self)
@@ -225,25 +224,23 @@ class Pool:
 
     def take(self) -> LentConnection:
         """Return a connection to where the settings lead now; see `lent`."""
-        generation, target = self._generation, self._target()
+        target = self._target()
         kept = self._ready(target)
-        return LentConnection(kept or self._make(), kept is not None, target, generation)
+        return LentConnection(kept or self._make(), kept is not None, target)
 
     def give_back(self, taken: LentConnection, error: BaseException | None) -> None:
         """Keep a connection, or close it. `error`: with which the block failed; see `lent`."""
         connection = taken.connection
-        is_usable = False
+        is_kept = False
         try:
-            if error is None:
-                is_usable = True
-            elif is_lost(error):
+            if error is not None and is_lost(error):
                 self._close_idle()
             else:
-                is_usable = _is_rolled_back(connection)
+                is_kept = (error is None or _is_rolled_back(connection)) and self._keeps()
         finally:
-            if is_usable and self._keeps():
+            if is_kept:
                 self._idle.append(_Idle(taken.target, self._clock(), connection))
-                if taken.generation != self._generation:  # after the append: another thread may be closing the pool
+                if self._is_closed:  # after the append: another thread may be closing the pool
                     self._close_idle()
             else:
                 close_quietly(connection)
@@ -260,8 +257,8 @@ class Pool:
             close_quietly(connection)
 
     def close(self) -> None:
-        """Close all idle connections now, and those in use after their use."""
-        self._generation += 1
+        """Close all connections, each after its use. A thread that still uses a replaced store leaves none behind."""
+        self._is_closed = True
         self._close_idle()
 
     def _close_idle(self) -> None:
@@ -278,8 +275,6 @@ class LentConnection(NamedTuple):
     """Whether it has served before. The network may have lost it since."""
     target: Hashable
     """Where it leads."""
-    generation: int
-    """That of the pool when it was taken."""
 
 
 class Loan:
