@@ -1,11 +1,13 @@
 """The settings of Sphinx: `make docs` builds the site into docs/_build."""
 
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
 from django.dispatch import Signal
 from docutils import nodes
+from sphinx import addnodes
 
 import django_quota.signals
 from django_quota import exceptions
@@ -25,6 +27,10 @@ exclude_patterns = [".*", "django_quota", "example_project", "tests", "docs/_bui
 # GitHub's anchors, so that a link to a heading works there and here.
 myst_heading_anchors = 4
 
+html_baseurl = tomllib.loads(Path(__file__).parent.with_name("pyproject.toml").read_text())["project"]["urls"][
+    "Documentation"
+]
+html_extra_path = ["../LICENSE"]
 html_theme = "furo"
 pygments_dark_style = "github-dark"
 html_title = f"django_quota {release}"
@@ -72,6 +78,20 @@ def _list_names(app, doctree):
                 domain.note_object(f"django_quota.signals.{name}", "data", ids["Signals"], location=comment)
 
 
+def _write_llms_txt(app, error):
+    """Write `llms.txt`, the index for programs that read pages: https://llmstxt.org."""
+    if error is not None or app.builder.format != "html":
+        return
+    index = app.env.get_doctree(root_doc)
+    lines = [f"# {project}", f"> {next(index.findall(nodes.paragraph)).astext()}"]
+    for toctree in index.findall(addnodes.toctree):
+        titles = [(app.env.titles[page].astext(), page) for _, page in toctree["entries"]]
+        links = [f"- [{title}]({html_baseurl}{app.builder.get_target_uri(page)})" for title, page in titles]
+        lines += [f"## {toctree['caption']}", "\n".join(links)]
+    (Path(app.outdir) / "llms.txt").write_text("\n\n".join(lines) + "\n")
+
+
 def setup(app):
     """Be an extension of Sphinx."""
     app.connect("doctree-read", _list_names)
+    app.connect("build-finished", _write_llms_txt)

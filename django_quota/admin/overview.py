@@ -23,6 +23,7 @@ from django_quota.admin.charts import sparkline
 from django_quota.admin.wording import KIND_NAMES, local_moment
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError, StorePermissionDenied
+from django_quota.documentation import page
 from django_quota.error_texts import error_in_words
 from django_quota.features.events.stream import SEARCHED, Event, Search, event_log
 from django_quota.limiting.overrides import overrides
@@ -77,7 +78,11 @@ def _content(request: HttpRequest) -> dict[str, Any]:
         subjects += [each.subject for each in (*found.refused, *(found.bans or ()), *found.fullest_slots)]
     except QuotaError as error:
         failure = error
-        shown |= {"problem": error_in_words(error), "is_denied": isinstance(error, StorePermissionDenied)}
+        shown |= {
+            "problem": error_in_words(error),
+            "is_denied": isinstance(error, StorePermissionDenied),
+            "commands_page": page("going_live"),
+        }
     shown["nothing_is_limited"] = nothing_is_limited(failure)
     if overrides.problem:
         words = _("The overrides cannot be read from the database. Those that were read last hold: %s")

@@ -30,6 +30,7 @@ from django_quota.core.errors import (
 )
 from django_quota.core.matching import Match, Pattern
 from django_quota.core.rules import Rule, dotted_path, parts_of_key
+from django_quota.documentation import page
 from django_quota.http.decorators import BARE_HINT, WithoutRate
 from django_quota.http.request_rules import is_decided_later
 from django_quota.http.request_slots import SlotRule, site_slot
@@ -51,7 +52,6 @@ from django_quota.subjects.subject import GLOBAL
 
 OURS = "django_quota.http.middleware.QuotaMiddleware"
 
-_RULE_HINT = "The options of a rule are listed in docs/rules.md."
 
 _RULE_IDS = {RateError: "E007", AlgorithmError: "E008", SubjectKeyError: "E009"}
 """The ids for wrong rules, by the kind of error; `check_rules` has the id for other errors."""
@@ -84,7 +84,11 @@ def check_rules() -> Iterator[CheckMessage]:
             cause = error.__cause__ if isinstance(error.__cause__, RuleError) else error
             problem = str(cause).removesuffix(cause.hint).strip()
             code = _RULE_IDS.get(type(cause), "E006")
-            yield finding(code, f'QUOTA["RULES"][{name!r}]: {problem}', cause.hint or _RULE_HINT)
+            yield finding(
+                code,
+                f'QUOTA["RULES"][{name!r}]: {problem}',
+                cause.hint or f"The options of a rule are listed in {page('rules')}.",
+            )
         else:
             named.append(rule)
     site = _Site(named, slots)

@@ -23,7 +23,8 @@ from tests.support.steps import SECOND, hits_of
 
 ROOT = Path(django_quota.__file__).parent
 LAYERS = (
-    *("core", "engine", "stores", "runtime", "conf", "signals", "error_texts", "subjects", "models"),
+    *("core", "engine", "stores", "runtime", "conf", "signals", "error_texts", "documentation", "subjects"),
+    "models",
     *("limiting", "features", "http", "operating", "middleware", "adapters"),
 )
 """Folders and modules, from the lowest to the highest. The admin, the commands and the rest may import all of them."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from django.dispatch import Signal
 
 import django_quota
 from django_quota import adapters, exceptions, metrics, signals, testing, types
+from django_quota.documentation import PLACEHOLDER
 from django_quota.testing import RedisServer
 
 ROOT = Path(django_quota.__file__).parent.parent
@@ -70,6 +72,23 @@ def test_both_pass_twine_and_the_wheel_has_every_file_of_the_package(dist: Path,
     assert names == {str(path.relative_to(ROOT)) for path in files}
     assert {Path(name).suffix for name in names} >= {".py", ".lua", ".html", ".css", ".js", ".mo"}
     assert "django_quota/py.typed" in names
+
+
+def test_links_of_the_readme_work_on_a_package_index(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        shown = archive.read(name).decode()
+    links = re.findall(r"\]\(([^)]*)\)", shown)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+@pytest.mark.skipif("DIST" not in os.environ, reason="The project has no address yet; only `make dist` insists on one.")
+def test_what_is_released_names_addresses_that_exist(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        shown = archive.read(name).decode()
+    assert PLACEHOLDER not in shown, "Write the addresses of the project into pyproject.toml, in place of *.invalid."
 
 
 def test_the_tests_run_from_the_sdist(dist: Path, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from packaging.requirements import Requirement
 import noxfile
 from tests.support.pages import ROOT, read
 
-PROJECT = tomllib.loads(read("pyproject.toml"))["project"]
+PYPROJECT = tomllib.loads(read("pyproject.toml"))
+PROJECT, TOOLS = PYPROJECT["project"], PYPROJECT["tool"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 RELEASE = yaml.safe_load(read(".github/workflows/release.yml"))["jobs"]
 
@@ -24,6 +25,13 @@ def test_the_versions_that_the_classifiers_name_are_run_and_the_oldest_are_those
     lowest = [f"django=={next(iter(noxfile.DJANGOS))}.2", *(f"{name}=={version}" for name, version in clients)]
     assert sorted(noxfile.lowest_versions()[:3]) == sorted(lowest)
     assert PROJECT["requires-python"] == f">={noxfile.PYTHONS[0]}"
+
+
+def test_links_of_the_readme_on_a_package_index_lead_to_the_documentation() -> None:
+    rules = TOOLS["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
+    address = PROJECT["urls"]["Documentation"]
+    assert [rule["replacement"].startswith(f"]({address}") for rule in rules] == [True] * 3
+    assert PROJECT["urls"]["Changelog"].startswith(address)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -60,7 +68,7 @@ def test_a_release_is_built_by_packages_that_are_named_by_hash() -> None:
     lines = [line for line in read(".github/build-requirements.txt").splitlines() if not line.startswith("#")]
     for line in lines:
         assert re.fullmatch(r"[\w-]+==[\d.]+ --hash=sha256:[0-9a-f]{64}", line), line
-    needed = tomllib.loads(read("pyproject.toml"))["build-system"]["requires"]
+    needed = PYPROJECT["build-system"]["requires"]
     pinned = dict(line.split(" ")[0].split("==") for line in lines)
     for requirement in map(Requirement, [*needed, "build"]):
         assert requirement.specifier.contains(pinned[requirement.name])
