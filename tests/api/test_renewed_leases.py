@@ -1,7 +1,9 @@
 """Leases that are renewed in the background: when, what becomes of a lost one, and when it stops."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -282,6 +284,21 @@ class TestRounds:
         own._renew_due()
 
         assert (len(own), moments) == (0, [1_000.0])
+
+    def test_a_lease_that_is_collected_at_the_end_of_a_round_ends_no_thread(self, moments: list[float]) -> None:
+        class CollectedOnceCounted(weakref.WeakKeyDictionary[Any, Any]):
+            def __len__(self) -> int:
+                number = super().__len__()
+                leases.clear()
+                return number
+
+        own, leases = Renewer(), [Held()]
+        own._due = CollectedOnceCounted()
+        own.add(leases[0], 20.0)
+
+        own._renew_due()
+
+        assert moments[:1] == [1_020.0]
 
     def test_a_renewal_that_fails_holds_up_no_other_lease(self, caplog: pytest.LogCaptureFixture) -> None:
         own, leases = Renewer(), [Held(ZeroDivisionError()) for _ in range(2)]

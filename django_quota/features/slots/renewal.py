@@ -83,8 +83,9 @@ class Renewer:
         finally:  # whatever happens, there is a next round
             with self._changing:
                 self._next = float("inf")
-                if self._due:
-                    self._plan(min(at for at, _, _ in self._due.values()))
+                moments = [at for at, _, _ in self._due.values()]  # leases may be collected at any time
+                if moments:
+                    self._plan(min(moments))
 
 
 renewer = Renewer()
