@@ -245,6 +245,13 @@ def _check_backends(paths: Sequence[str]) -> Iterator[CheckMessage]:
             hint="Remove django-axes, or keep it for its log alone, with AXES_LOCK_OUT_AT_FAILURE = False.",
             id="django_quota.W020",
         )
+    left = sorted(name for name in dir(settings) if name.startswith("AXES_"))
+    if left and not axes and not any(app.partition(".")[0] == "axes" for app in settings.INSTALLED_APPS):
+        yield CheckWarning(
+            f"{', '.join(left)}: settings of django-axes, which is not installed, have no effect.",
+            hint='Remove them. QUOTA["LOGIN"] has the limits, QUOTA["TRUSTED_PROXIES"] the proxies.',
+            id="django_quota.W048",
+        )
     if not has_middleware():
         yield CheckWarning(
             "AUTHENTICATION_BACKENDS has LoginQuotaBackend, but MIDDLEWARE has no QuotaMiddleware: a refused login is "

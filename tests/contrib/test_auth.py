@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import pytest
 from asgiref.sync import async_to_sync
+from django import conf
 from django.contrib import admin
 from django.contrib.auth import aauthenticate, aget_user, authenticate, get_user, login
 from django.contrib.auth.backends import BaseBackend
@@ -919,6 +920,30 @@ class TestChecks:
         ids = {each.id for each in run_checks(tags=["django_quota"])}
 
         assert ("django_quota.W023" in ids) == (backends != [MODEL])
+
+
+@pytest.mark.parametrize(
+    ("apps", "backends", "is_found"),
+    [
+        pytest.param([], [OURS, MODEL], True, id="axes was replaced"),
+        pytest.param(["axes"], [OURS, MODEL], False, id="axes keeps its log"),
+        pytest.param(["axes.apps.AppConfig"], [OURS, MODEL], False, id="axes by its config"),
+        pytest.param([], [MODEL], False, id="our backend is not used"),
+    ],
+)
+def test_w048_a_setting_of_axes_without_axes_is_found(
+    apps: list[str], backends: list[str], is_found: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.AUTHENTICATION_BACKENDS = backends
+    settings.AXES_FAILURE_LIMIT = 5
+    listed = [*settings.INSTALLED_APPS, *apps]
+    monkeypatch.setitem(vars(conf.settings), "INSTALLED_APPS", listed)  # the check reads only the names
+
+    messages = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.W048"]
+
+    assert [each.msg for each in messages] == [
+        "AXES_FAILURE_LIMIT: settings of django-axes, which is not installed, have no effect."
+    ] * is_found
 
 
 # --- what operators do ------------------------------------------------------------------------------------------------
