@@ -115,6 +115,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 PACKAGES_OF = {
     "allauth": {"allauth"},
     "celery": {"celery", "kombu"},
+    "graphql": {"graphql"},
     "ninja": {"ninja"},
     "opentelemetry": {"opentelemetry"},
     "prometheus": {"prometheus_client"},

@@ -38,7 +38,7 @@ PAGES = [
     *(Path(f"{name}.md") for name in ("README", "SECURITY", "CONTRIBUTING")),
     *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").glob("*.md")),
 ]
-OWN = ("channels", "coming_from", "logins", "plans", "rest_framework", "testing", "tutorial")
+OWN = ("channels", "coming_from", "graphql", "logins", "plans", "rest_framework", "testing", "tutorial")
 OWN_RUN = {f"docs/{name}.md" for name in OWN}
 """Pages that a test of their own runs, most of them with their packages in tests/contrib."""
 
