@@ -203,7 +203,7 @@ class TestWhoIsLimited:
         assert [reply.headers["RateLimit"] for reply in replies] == [f'"{rule}";r={left};t=60' for left in (1, 0, 1, 0)]
         assert {reply.headers["RateLimit-Policy"] for reply in replies} == {f'"{rule}";q=2;w=60'}
         assert [reply.headers.get("Cache-Control") for reply in replies[2:]] == [None, "no-store"]
-        assert replies[3].json() == {"detail": "Request was throttled. Expected available in 60 seconds."}
+        assert replies[3].json() == {"detail": "The limit is 2 per minute. Please try again in 60 seconds."}
         assert replies[3].headers["Retry-After"] == "60"
 
     @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ class TestSlots:
                 refused = ask("running", "1")
 
             assert (refused.status_code, 1 <= int(refused.headers["Retry-After"]) <= 30) == (429, True)
-            assert "throttled" in refused.json()["detail"]
+            assert refused.json()["detail"].startswith("The limit is 1 at once. Please try again in ")
 
         def test_an_address_whose_slot_is_held_is_refused(self) -> None:
             with place("ip:127.0.0.1"):
@@ -671,9 +671,58 @@ def test_refusals_of_the_middleware_and_the_throttles_have_one_format(kind: str,
         media_type = "application/json" if is_detail else "application/problem+json"
         assert (reply.status_code, reply.headers["Content-Type"]) == (429, media_type)
         said = reply.json()["detail" if is_detail else "type"]
-        assert said.endswith("Expected available in 60 seconds." if is_detail else "#quota-exceeded")
+        assert said.endswith("per minute. Please try again in 60 seconds." if is_detail else "#quota-exceeded")
         assert {"Retry-After", "RateLimit", "RateLimit-Policy", "Cache-Control"} <= set(reply.headers)
     assert ask("members", "wrong").json() == {"detail": "Invalid token."}, "other errors are the framework's"
+
+
+def test_a_view_whose_throttled_has_words_of_its_own_keeps_them() -> None:
+    def throttled(view: Any, request: Any, wait: Any) -> None:
+        raise exceptions.Throttled(wait, "Slow down.")
+
+    view = view_of(throttled=throttled, throttle_scope="scope")
+
+    _, refused = called(view, times=2)
+
+    assert (refused.status_code, refused.data["detail"]) == (429, "Slow down. Expected available in 60 seconds.")
+
+
+class Options(Limited):
+    """A view that answers OPTIONS itself."""
+
+    quota_rules = ("search",)
+
+    def options(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        return Response()
+
+
+class Listed(ViewSet):
+    authentication_classes = (ByToken,)
+    throttle_classes = (QuotaThrottle,)
+    quota_rules = ("search",)
+
+    def list(self, request: Request) -> Response:
+        return Response()
+
+
+ANSWERS = {
+    "OPTIONS": (Search.as_view(), "OPTIONS", 200, 2),
+    "OPTIONS of a function": (function_of(*LIMITED, with_quota_rules("search")), "OPTIONS", 200, 2),
+    "OPTIONS of its own": (Options.as_view(), "OPTIONS", 200, 1),
+    "405": (Search.as_view(), "PUT", 405, 2),
+    "405 of a view set": (Listed.as_view({"get": "list"}), "POST", 405, 2),
+    "no HTTP method": (Search.as_view(), "INITIAL", 405, 2),
+    "GET": (Search.as_view(), "GET", 200, 1),
+}
+
+
+@pytest.mark.parametrize(("view", "method", "status", "left"), ANSWERS.values(), ids=ANSWERS)
+def test_a_request_that_the_framework_answers_takes_nothing(view: Any, method: str, status: int, left: int) -> None:
+    headers = {"Authorization": "Token 1"}
+
+    reply = view(APIRequestFactory().generic(method, "/", headers=headers))
+
+    assert (reply.status_code, peek("search", "user:1").remaining) == (status, left)
 
 
 class TestBodiesAndCosts:

@@ -12,7 +12,7 @@ from django_quota.contrib.rest_framework.throttles import QuotaThrottled
 
 
 def detail_response(request: HttpRequest, decision: Decision) -> HttpResponse | None:
-    """Answer as the throttles do, `{"detail": "Request was throttled. ..."}`: for `QUOTA["RESPONSE"]`.
+    """Answer as the throttles do, `{"detail": "The limit is ..."}`: for `QUOTA["RESPONSE"]`.
 
     Returns None for a request that prefers HTML: it gets the page.
     """

@@ -30,17 +30,20 @@ ThrottleRule = Rule | tuple[Rule, str]
 class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
     """A throttle refuses: 429, or 503 if the store did not answer and the rule says `on_unavailable="deny"`.
 
-    The exception handler of the project gets it like any `Throttled`. `decision` has the limit.
+    The exception handler of the project gets it like any `Throttled`. `decision` has the limit, and `detail` says which
+    it is, and when to try again.
     """
 
     def __init__(self, decision: Decision, wait: float | None = None) -> None:
         self.decision = decision
         exceptions.Throttled.__init__(self, wait)
         details = adapters.refusal_details(decision)
+        code = self.default_code
         if details.status == HTTPStatus.SERVICE_UNAVAILABLE:
             self.status_code = int(details.status)
             self.wait = details.wait
-            self.detail = exceptions.ErrorDetail(details.message, "unavailable")
+            code = "unavailable"
+        self.detail = exceptions.ErrorDetail(details.message, code)
 
 
 def with_quota_rules(*rules: str | Rule) -> Callable[[F], F]:
@@ -157,10 +160,17 @@ def _hold_slot(view: Any, request: Any) -> None:
     if given is None:
         return
     name = request.method.lower()
-    handler = getattr(view, name, None) if name in view.http_method_names else None
+    handler = _handler_of(view, name)
     if handler is not None:
         slot = read_slot(type(view), given, getattr(view, "action", "") if "quota_slots" in vars(view) else "")
         setattr(view, name, slot.around(handler, lambda decision: view.throttled(request, decision.retry_after)))
+
+
+def _handler_of(view: Any, name: str) -> Any:
+    """Return the method of a view that answers; None if the framework does: with a 405, or about the view (OPTIONS)."""
+    handler = getattr(view, name, None) if name in getattr(view, "http_method_names", ()) else None
+    is_of_framework = name == "options" and getattr(handler, "__module__", "").partition(".")[0] in _FRAMEWORKS
+    return None if is_of_framework else handler
 
 
 def read_slot(view_class: type, given: Any, action: str | None = "") -> adapters.SlotRule:
@@ -199,7 +209,9 @@ def _handle(method: Callable[..., Any], error: Any) -> Any:
     if type(error) is exceptions.Throttled and decision.enforced:
         refused = QuotaThrottled(decision, error.wait)
         if refused.status_code == error.status_code:
-            refused.detail, refused.wait = error.detail, error.wait
+            refused.wait = error.wait
+            if error.detail != exceptions.Throttled(error.wait).detail:  # `throttled()` of the view has its own words
+                refused.detail = error.detail
         error = refused
     try:
         response = method(error)
@@ -233,10 +245,13 @@ class QuotaThrottle(_QuotaMixin, throttling.BaseThrottle):
 
     `quota_slots = 3` limits how many requests the view answers at once. A dict adds options of `@concurrency`:
     `{"at_once": 3, "key": "user"}`.
+
+    A request that the view does not answer itself takes nothing of these: OPTIONS, or a method that it does not have.
     """
 
     def allow_request(self, request: Any, view: Any) -> bool:
-        return self._is_allowed(self._entries(request, view), request, view)
+        is_answered = _handler_of(view, request.method.lower()) is not None
+        return self._is_allowed(self._entries(request, view) if is_answered else (), request, view)
 
     def _entries(self, request: Any, view: Any) -> list[ThrottleRule]:
         scope = getattr(view, "throttle_scope", None)
