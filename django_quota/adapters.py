@@ -46,6 +46,7 @@ __all__ = [
     "endpoints",
     "enter_queue",
     "has_middleware",
+    "is_exempt",
     "limits_view",
     "now",
     "read_rule",
@@ -226,6 +227,11 @@ def client_ip(request: Any) -> str:
     Raises `ConfigurationError` if there is no address.
     """
     return addresses.client_address(_read_request(request))
+
+
+def is_exempt(request: Any) -> bool:
+    """Say whether the client is in a network of `QUOTA["EXEMPT"]`; `decide` and slots let such a request pass."""
+    return addresses.is_from_exempt_network(_read_request(request))
 
 
 def _read_rules(rules: RuleOrRate | Iterable[RuleOrPair]) -> tuple[list[Rule], list[tuple[Rule, str]]]:

@@ -126,16 +126,19 @@ def _read_prefix(ours: QuotaSettings, prefix: str) -> str:
 
 
 def _read_proxies(_: QuotaSettings, given: Any) -> tuple[Network | Literal["unix"], ...]:
-    return tuple("unix" if value == UNIX else _network(value) for value in given)
+    return tuple("unix" if value == UNIX else _network("TRUSTED_PROXIES", value, " or 'unix'") for value in given)
 
 
-def _network(value: object) -> Network:
+def _read_exempt(_: QuotaSettings, given: Any) -> tuple[Network, ...]:
+    return tuple(_network("EXEMPT", value) for value in given)
+
+
+def _network(setting: str, value: object, more: str = "") -> Network:
     try:
         return read_network(value)
     except ValueError as error:
         raise ConfigurationError(
-            f'QUOTA["TRUSTED_PROXIES"] holds {value!r}: {error}.',
-            "Use a network such as '10.0.0.0/8', an address or 'unix'.",
+            f'QUOTA["{setting}"] holds {value!r}: {error}.', f"Use a network such as '10.0.0.0/8', an address{more}."
         ) from None
 
 
@@ -238,6 +241,14 @@ class QuotaSettings:
     )
     """The header with the client's address, as `request.META` names it; empty: X-Forwarded-For. Only `TRUSTED_PROXIES`
     may set it."""
+
+    exempt: Setting[tuple[Network, ...]] = Setting(
+        (),
+        "Use a list of networks, for example ['10.0.0.0/8'].",
+        lambda value: isinstance(value, (list, tuple, set, frozenset)),
+        _read_exempt,
+    )
+    """The networks whose requests no rule limits."""
 
     ipv4_prefix = _number(32, 1, 32, 24)
     """How many bits of an IPv4 address identify a client."""

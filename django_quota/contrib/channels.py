@@ -22,7 +22,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.functional import LazyObject
 
 from django_quota import Decision, Rule, acheck
-from django_quota.adapters import SlotRule, adecide, arefusal_response, read_rule, refusal_details
+from django_quota.adapters import SlotRule, adecide, arefusal_response, is_exempt, read_rule, refusal_details
 from django_quota.conf import current
 from django_quota.exceptions import ConfigurationError, RuleError
 
@@ -119,8 +119,10 @@ class QuotaSocket:
 
     async def _refused(self, request: HttpRequest) -> Decision | None:
         """Count a message; return the decision if it is refused."""
-        decision = None if self._receive is None else await acheck(self._receive, request)
-        return decision if decision is not None and decision.enforced else None
+        if self._receive is None or is_exempt(request):
+            return None
+        decision = await acheck(self._receive, request)
+        return decision if decision.enforced else None
 
 
 @dataclass

@@ -15,7 +15,7 @@ from django_quota.core import keys
 from django_quota.core.rules import Rule
 from django_quota.features.resets.calls import reset
 from django_quota.limiting.registry import get_limiter
-from django_quota.subjects.addresses import client_address, is_from
+from django_quota.subjects.addresses import client_address, is_from, is_from_exempt_network
 from django_quota.subjects.subject import LOGIN, login_name, login_subject, named_subject
 
 __all__ = ["login_hits", "login_name", "unlock", "with_addresses"]
@@ -27,7 +27,9 @@ def login_hits(names: Iterable[object], request: HttpRequest | None) -> list[tup
     `names`: the user names that were typed. Without a request, the rules by address are left out.
     """
     exemption = current().login[0].exempt  # all rules have the same
-    if request is not None and exemption is not None and is_from(request, exemption.networks):
+    if request is not None and (
+        is_from_exempt_network(request) or (exemption is not None and is_from(request, exemption.networks))
+    ):
         return []
     address = None if request is None else f"ip:{client_address(request)}"
     users = list(dict.fromkeys(map(login_subject, names)))

@@ -43,6 +43,7 @@ from django_quota.http.site_rules import RuleIndex
 from django_quota.http.views import called_view, wrap_view
 from django_quota.limiting.asking import tier_flow
 from django_quota.limiting.registry import get_limiter
+from django_quota.subjects.addresses import is_from_exempt_network
 from django_quota.subjects.keys import compile_key, subject_flow
 from django_quota.subjects.subject import GLOBAL
 
@@ -183,7 +184,7 @@ class SlotRule:
 
         If the key is about the user, and `view` itself finds the user, the slot waits until the view takes it.
         """
-        if not current().enabled:
+        if not current().enabled or is_from_exempt_network(request):
             return None
         if is_about_the_user(self.key) and is_decided_later(view):
             state = request_state(request)

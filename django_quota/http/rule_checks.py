@@ -374,17 +374,29 @@ _NO_OPERATOR = re.compile(r"(?:[^\\.^$*+?{}\[\]|()](?![*?{]))*")
 
 
 def _check_exemptions(site: _Site) -> Iterator[CheckMessage]:
-    """Find rules whose `exempt` contains all IPv4 or all IPv6 addresses."""
+    """Find rules whose `exempt` contains all IPv4 or all IPv6 addresses, and an `EXEMPT` that does."""
+    with suppress(ConfigurationError):  # reported with the values of the settings
+        for version in _whole_versions(current().exempt):
+            yield finding(
+                "W040",
+                f'No client with an IPv{version} address is limited: all of them are in QUOTA["EXEMPT"].',
+                "Name the networks that you mean, such as '10.0.0.0/8'.",
+            )
     for rule in _unique([*site.named, *site.rules]):
-        networks = () if rule.exempt is None else rule.exempt.networks
-        for version in (4, 6):
-            of_version: list[Any] = [network for network in networks if network.version == version]
-            if any(network.prefixlen == 0 for network in collapse_addresses(of_version)):
-                yield finding(
-                    "W040",
-                    f"Rule {rule.name!r} limits no client with an IPv{version} address: all of them are in its exempt.",
-                    "Name the networks that you mean, such as '10.0.0.0/8', or remove the rule.",
-                )
+        for version in _whole_versions(() if rule.exempt is None else rule.exempt.networks):
+            yield finding(
+                "W040",
+                f"Rule {rule.name!r} limits no client with an IPv{version} address: all of them are in its exempt.",
+                "Name the networks that you mean, such as '10.0.0.0/8', or remove the rule.",
+            )
+
+
+def _whole_versions(networks: Sequence[Any]) -> Iterator[int]:
+    """Yield 4 if the networks together contain all IPv4 addresses, and 6 for IPv6."""
+    for version in (4, 6):
+        of_version = [network for network in networks if network.version == version]
+        if any(network.prefixlen == 0 for network in collapse_addresses(of_version)):
+            yield version
 
 
 def _check_methods(site: _Site) -> Iterator[CheckMessage]:

@@ -15,7 +15,7 @@ from django_quota.core.flow import Flow
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule, dotted_path
 from django_quota.engine.asks import Ask
-from django_quota.subjects.addresses import ip_subject, is_from
+from django_quota.subjects.addresses import ip_subject, is_from, is_from_exempt_network
 from django_quota.subjects.keys import subject_flow
 from django_quota.subjects.site_functions import call_flow, user_flow
 from django_quota.subjects.subject import digest
@@ -35,11 +35,14 @@ def asked_flow(
 ) -> Flow[list[Ask]]:
     """Return the asks of a request under these rules, in their order; rules that do not apply are left out.
 
+    An exempt request asks for nothing; see `is_from_exempt_network`.
     `counted`: what the request has asked about before; new places are added. A rule with a `match` counts once for a
     request and a subject, even if a decorator has the rule, too. `is_peek`: ask about one unit of each without calling
     `cost` functions, and leave out rules that read the body.
     """
     found: list[Ask] = []
+    if is_from_exempt_network(request):
+        return found
     key: object = None
     subject: str | None = None
     for rule in rules:

@@ -79,6 +79,17 @@ def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
     return _is_in(client_address(request, FULL), networks)
 
 
+def is_from_exempt_network(request: HttpRequest) -> bool:
+    """Return whether the client is in a network of `QUOTA["EXEMPT"]`, so that nothing limits the request."""
+    networks = current().exempt
+    if not networks:
+        return False
+    try:
+        return is_from(request, networks)
+    except ConfigurationError:  # the request has no address; a rule that needs one says so
+        return False
+
+
 def is_trusted_proxy(address: str) -> bool:
     """Return whether an address is in `TRUSTED_PROXIES`."""
     return _proxies_of(current())(address)
