@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo serve test test-all fuzz lint docs dist check-dist bench chaos messages screenshots clean
+.PHONY: help demo serve test test-all test-versions fuzz lint docs dist check-dist bench chaos messages screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -35,6 +35,10 @@ test: $(VENV)/.installed-dev ## Run the tests, in about two minutes; its last li
 
 test-all: $(VENV)/.installed-release ## Run every test: the stores on each server, PostgreSQL, failures, browser, scale
 	@$(PYTEST) --numprocesses $(WORKERS) --dist loadfile --all $(ARGS)
+
+# pyenv keeps its Pythons off PATH.
+test-versions: $(VENV)/.installed-dev ## Run the tests on each Python and Django, and on the oldest and newest packages; it says which Pythons are missing
+	@PATH="$$PATH:$$(ls -d "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/*/bin 2>/dev/null | tr '\n' ':')" $(BIN)/nox $(ARGS)
 
 fuzz: $(VENV)/.installed-dev ## Try every property on many more inputs, new ones each time: FUZZ=10 times as many
 	@FUZZ=$(or $(FUZZ),10) $(PYTEST) --all -m hypothesis $(ARGS)
