@@ -51,6 +51,9 @@ linkcheck_anchors = False
 linkcheck_ignore = [r"http://127\.0\.0\.1", r"https?://[\w.]*example\.(com|org)"]
 
 
+WIDE = 4
+"""Columns of a table whose cells stand below each other on a phone; site.css counts them, too."""
+
 _MADE_FROM = re.compile(r"<!-- (?:names of (.*)|list ([\w.]+): (.*)|(errors)|(signals)) -->", re.DOTALL)
 
 
@@ -78,6 +81,19 @@ def _list_names(app, doctree):
                 domain.note_object(f"django_quota.signals.{name}", "data", ids["Signals"], location=comment)
 
 
+def _name_cells(_app, doctree):
+    """Put the name of its column into each cell: a phone shows the cells of a wide table below each other."""
+    for table in doctree.findall(nodes.tgroup):
+        head = next(table.findall(nodes.thead), None)
+        if head is None or table["cols"] < WIDE:
+            continue
+        names = [entry.astext() for entry in head.findall(nodes.entry)]
+        for row in next(table.findall(nodes.tbody)).findall(nodes.row):
+            for name, entry in zip(names, row.findall(nodes.entry), strict=False):
+                if name and entry.children:
+                    entry.insert(0, nodes.paragraph("", name, classes=["column-name"]))
+
+
 def _write_llms_txt(app, error):
     """Write `llms.txt`, the index for programs that read pages: https://llmstxt.org."""
     if error is not None or app.builder.format != "html":
@@ -94,4 +110,5 @@ def _write_llms_txt(app, error):
 def setup(app):
     """Be an extension of Sphinx."""
     app.connect("doctree-read", _list_names)
+    app.connect("doctree-read", _name_cells)
     app.connect("build-finished", _write_llms_txt)
