@@ -60,24 +60,34 @@ def of_phone(value: object) -> str:
     return subject(sent({"phone": value}))
 
 
-@pytest.mark.parametrize("key", ["post:phone", ("ip", ("path", "post:phone"))])
-def test_who_is_refused_by_another_rule_has_no_body_read(key: Any) -> None:
+@pytest.mark.parametrize("order", [1, -1], ids=["the form first", "the form last"])
+@pytest.mark.parametrize("key", ["post:phone", ("ip", ("path", "post:phone"))], ids=["alone", "among others"])
+def test_who_is_refused_by_another_rule_has_no_body_read(key: Any, order: int) -> None:
     rules = [Rule.make("by-phone", "9/m", key=key), Rule.make("by-ip", "1/m", key="ip")]
     assert decide(posted(), rules).allowed
-    for refused, order in ((posted(), 1), (posted("2"), -1)):
-        assert not decide(refused, rules[::order]).allowed
-        assert not hasattr(refused, "_post")
+    refused = posted("2")
+
+    assert not decide(refused, rules[::order]).allowed
+
+    assert not hasattr(refused, "_post")
 
 
-def test_a_rule_that_only_reports_lets_the_body_be_read_and_gives_nothing_back() -> None:
+def test_a_rule_that_only_reports_lets_the_body_be_read() -> None:
     rules = [Rule.make("shadow", "0/m", shadow=True), Rule.make("soft", "0/m", block=False), BY_PHONE]
+
     decision = decide(posted(), rules)
+
     assert [outcome.rule for outcome in decision.outcomes] == ["shadow", "soft", "by-phone"]
     assert not decision.enforced
+
+
+def test_a_form_rule_that_only_reports_gives_nothing_back() -> None:
     rules = [BY_IP, Rule.make("soft-form", "0/m", key="post:phone", block=False)]
-    for left in (2, 1, 0):
-        decision = decide(posted(), rules)
-        assert ([outcome.remaining for outcome in decision.outcomes], decision.enforced) == ([left, 0], False)
+
+    decisions = [decide(posted(), rules) for _ in range(3)]
+
+    assert [each.outcomes[0].remaining for each in decisions] == [2, 1, 0]
+    assert [each.enforced for each in decisions] == [False] * 3
 
 
 @inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -112,21 +122,40 @@ def test_what_the_form_refuses_costs_no_other_rule_anything(kind: str, hits: Any
         assert found.items() <= {outcome.rule[1:]: outcome.remaining for outcome in other.outcomes}.items()
 
 
-def test_one_call_where_no_form_is_to_be_read_and_two_where_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+TWO = [BY_IP, BY_PHONE]
+
+
+@pytest.mark.parametrize(
+    ("rules", "make", "expected"),
+    [
+        pytest.param(TWO, lambda: RequestFactory().get("/"), 1, id="GET"),
+        pytest.param(TWO, lambda: read(posted("2")), 1, id="a form that was read"),
+        pytest.param([BY_IP], posted, 1, id="a rule that needs no form"),
+        pytest.param([BY_PHONE], posted, 1, id="nothing but the form"),
+        pytest.param(TWO, posted, 2, id="a form that is to be read"),
+        pytest.param([Rule.make("none", "0/m"), BY_PHONE], posted, 1, id="refused without the form"),
+        pytest.param([Rule.make("unlimited", None), BY_PHONE], posted, 1, id="a rule without a limit"),
+        pytest.param(TWO, lambda: RequestFactory().put("/", "phone=7", FORM), 1, id="PUT"),
+        pytest.param(TWO, lambda: RequestFactory().post("/", {}, JSON), 1, id="JSON"),
+    ],
+)
+def test_a_decision_is_one_call_unless_a_form_is_to_be_read(
+    rules: list[Rule], make: Callable[[], HttpRequest], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, calls = make(), calls_of(monkeypatch)
+
+    decide(request, rules)
+
+    assert len(calls) == expected
+
+
+def test_a_refusal_by_the_form_takes_a_third_call_that_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    decide(posted(), TWO)
     calls = calls_of(monkeypatch)
-    two, make = [BY_IP, BY_PHONE], RequestFactory()
-    for rules, request, expected in (
-        (two, make.get("/"), 1), (two, read(posted("2")), 1), ([BY_IP], posted(), 1), ([BY_PHONE], posted("3"), 1),
-        (two, posted("4", "192.0.2.4"), 2),
-        (two, posted("4", "192.0.2.4"), 3),  # refused, and given back
-        ([Rule.make("none", "0/m"), BY_PHONE], posted("5"), 1),
-        ([Rule.make("unlimited", None), BY_PHONE], posted("6"), 1),
-        (two, make.put("/", "phone=7", FORM, REMOTE_ADDR="192.0.2.7"), 1),
-        (two, make.post("/", {}, JSON, REMOTE_ADDR="192.0.2.9"), 1),
-    ):  # fmt: skip
-        calls.clear()
-        decide(request, rules)
-        assert len(calls) == expected
+
+    assert not decide(posted(), TWO).allowed
+
+    assert len(calls) == 3
 
 
 def plain(request: HttpRequest) -> HttpResponse:
@@ -150,14 +179,9 @@ urlpatterns = [
 OURS = "django_quota.middleware.QuotaMiddleware"
 
 
-@both
-def test_above_the_csrf_middleware_a_thread_reads_the_body_and_none_of_who_is_refused(
-    kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.ROOT_URLCONF = __name__
-    settings.MIDDLEWARE = [OURS, "django.middleware.csrf.CsrfViewMiddleware"]
-    by_ip, by_phone = ({"rate": rate, "key": key, "match": "/"} for rate, key in (("1/m", "ip"), ("9/m", "post:phone")))
-    settings.QUOTA = {"STORE": "memory", "RULES": {"by-ip": by_ip, "by-phone": by_phone}}
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads that have read a form."""
     readers: list[threading.Thread] = []
     real = HttpRequest._load_post_and_files
 
@@ -166,47 +190,97 @@ def test_above_the_csrf_middleware_a_thread_reads_the_body_and_none_of_who_is_re
         real(request)
 
     monkeypatch.setattr(HttpRequest, "_load_post_and_files", noted)
+    return readers
+
+
+@pytest.fixture
+def post(kind: str, settings: Any) -> Callable[[], int]:
+    """Post a form with a token to a site that limits above the CSRF middleware; return the status."""
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = [OURS, "django.middleware.csrf.CsrfViewMiddleware"]
+    by_ip, by_phone = ({"rate": rate, "key": key, "match": "/"} for rate, key in (("1/m", "ip"), ("9/m", "post:phone")))
+    settings.QUOTA = {"STORE": "memory", "RULES": {"by-ip": by_ip, "by-phone": by_phone}}
     client: Any = (Client if kind == "sync" else AsyncClient)(enforce_csrf_checks=True)
     client.cookies["csrftoken"] = "a" * 32
-    post = partial(client.post, "/plain-with-token/", {"phone": "1", "csrfmiddlewaretoken": "a" * 32})
-    replies = [post() if kind == "sync" else asyncio.run(post()) for _ in range(3)]
-    assert [reply.status_code for reply in replies] == [200, 429, 429]
+    ask = partial(client.post, "/plain-with-token/", {"phone": "1", "csrfmiddlewaretoken": "a" * 32})
+    return lambda: (ask() if kind == "sync" else asyncio.run(ask())).status_code
+
+
+@both
+def test_above_the_csrf_middleware_a_thread_reads_the_body(
+    kind: str, post: Callable[[], int], readers: list[threading.Thread]
+) -> None:
+    assert post() == 200
+
     assert [reader is threading.main_thread() for reader in readers] == [kind == "sync"]
 
 
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [(b"phone=" + b"1" * 500, FORM), (b"&".join([b"a=1"] * 30), FORM), (b"--x\r\nbroken", "multipart/form-data")],
-    ids=["long", "many fields", "broken"],
-)
-def test_a_body_that_django_refuses_is_refused_as_ever_and_counted(body: bytes, kind: str, settings: Any) -> None:
-    settings.ROOT_URLCONF, settings.MIDDLEWARE = __name__, [OURS]
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE, settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 100, 20
-    given: Any = {"data": body, "content_type": kind}
-    expected = Client().post("/plain/", **given).status_code
-    assert 400 <= expected < 500
+@both
+def test_above_the_csrf_middleware_nobody_reads_the_body_of_who_is_refused(
+    kind: str, post: Callable[[], int], readers: list[threading.Thread]
+) -> None:
+    post()
+    readers.clear()
 
-    async def ask() -> int:
-        return (await AsyncClient().post("/async/", **given)).status_code
+    assert [post(), readers] == [429, []]
 
-    assert Client().post("/sync/", **given).status_code == asyncio.run(ask()) == expected
-    for name in ("sync", "async"):
-        assert peek("9/m", "ip:127.0.0.1", name=f"{name}-ip").remaining == 8
+
+BAD_FORMS = {
+    "long": (b"phone=" + b"1" * 500, FORM),
+    "many fields": (b"&".join([b"a=1"] * 30), FORM),
+    "broken": (b"--x\r\nbroken", "multipart/form-data"),
+}
+
+
+@pytest.mark.parametrize("route", ["sync", "async"])
+@pytest.mark.parametrize("form", BAD_FORMS)
+class TestBodiesThatDjangoRefuses:
+    @pytest.fixture
+    def statuses(self, route: str, form: str, settings: Any) -> tuple[int, int]:
+        """The status of a view without limits, and that of a view with them."""
+        settings.ROOT_URLCONF, settings.MIDDLEWARE = __name__, [OURS]
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE, settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 100, 20
+        body, content_type = BAD_FORMS[form]
+        given: Any = {"data": body, "content_type": content_type}
+        plain = Client().post("/plain/", **given).status_code
+        if route == "sync":
+            return plain, Client().post("/sync/", **given).status_code
+
+        async def ask() -> int:
+            return (await AsyncClient().post("/async/", **given)).status_code
+
+        return plain, asyncio.run(ask())
+
+    def test_they_are_refused_as_without_a_limit(self, statuses: tuple[int, int]) -> None:
+        plain, limited = statuses
+
+        assert 400 <= plain == limited < 500
+
+    def test_they_are_counted(self, route: str, statuses: tuple[int, int]) -> None:
+        assert peek("9/m", "ip:127.0.0.1", name=f"{route}-ip").remaining == 8
 
 
 SAME = ["ann@x.org", "\u3000ann@x.org\xa0", "Ann@X.ORG \t\n", "\uff41nn@x.org", "ann@x\uff0eorg"]
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param(SAME, 1, id="spaces and capitals"),
+        pytest.param(["Zoë", "zoe\u0308", "ZOË"], 1, id="accents that are composed"),
+        pytest.param(["strasse", "straße"], 1, id="a sharp s"),
+        pytest.param(["", " ", "\t\xa0"], 0, id="blanks"),
+        pytest.param(["zoe", "zoë"], 2, id="an accent"),
+        pytest.param([" " + "a" * 2_000, "a" * 2_000, "A" * 2_000], 2, id="long ones, which are only stripped"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["post", "get"])
-def test_another_spelling_is_the_same_value_and_blanks_are_none(kind: str) -> None:
-    def different(values: list[str]) -> int:
-        requests = [getattr(RequestFactory(), kind)("/", {"email": value}) for value in values]
-        found = {check("99/m", request, key=f"{kind}:email").subject for request in requests}
-        return len(found - {"ip:127.0.0.1"})
+def test_a_field_has_so_many_values_in_these_spellings(kind: str, values: list[str], expected: int) -> None:
+    requests = [getattr(RequestFactory(), kind)("/", {"email": value}) for value in values]
 
-    assert [different(values) for values in (SAME, ["Zoë", "zoe\u0308", "ZOË"], ["strasse", "straße"])] == [1, 1, 1]
-    assert (different(["", " ", "\t\xa0"]), different(["zoe", "zoë"])) == (0, 2)
-    assert different([" " + "a" * 2_000, "a" * 2_000, "A" * 2_000]) == 2, "a long one is stripped alone"
+    found = {check("99/m", request, key=f"{kind}:email").subject for request in requests}
+
+    assert len(found - {"ip:127.0.0.1"}) == expected
 
 
 def test_spellings_that_forms_treat_as_one_are_one_digest() -> None:
@@ -216,13 +290,25 @@ def test_spellings_that_forms_treat_as_one_are_one_digest() -> None:
     assert one != of_phone("Anne@x.org")
 
 
-def test_a_number_is_the_text_of_it_however_it_is_written() -> None:
-    written = ('{"phone": "42"}', '{"phone": 42}', '{"phone": 42.0}', '{"phone": 4.2e1}', '{"phone": " 42"}')
-    assert len({subject(sent(text)) for text in written}) == 1
+NUMBERS = ('{"phone": 42}', '{"phone": 42.0}', '{"phone": 4.2e1}', '{"phone": " 42"}')
+
+
+@pytest.mark.parametrize("written", NUMBERS)
+def test_a_number_is_the_string_of_it_however_it_is_written(written: str) -> None:
+    assert subject(sent(written)) == of_phone("42")
+
+
+def test_a_number_with_a_fraction_is_not_the_whole_one() -> None:
     assert of_phone(1.5) == of_phone("1.5") != of_phone(1)
-    assert subject(sent('{"phone": "1", "phone": "2"}')) == of_phone("2")  # the last of equal names, as in Python
-    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
-        assert subject(sent(json.dumps({"phone": "é"}).encode(encoding))) == of_phone("é")
+
+
+def test_of_equal_names_the_last_counts_as_in_python() -> None:
+    assert subject(sent('{"phone": "1", "phone": "2"}')) == of_phone("2")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_json_is_read_in_each_of_its_encodings(encoding: str) -> None:
+    assert subject(sent(json.dumps({"phone": "é"}).encode(encoding))) == of_phone("é")
 
 
 @pytest.mark.parametrize("body", [{}, {"phone": None}, {"phone": " "}, {"Phone": "1"}, [], "1", "null", ""])
@@ -236,23 +322,51 @@ def test_what_is_neither_text_nor_number_is_a_bad_request(value: object) -> None
         of_phone(value)
 
 
+NESTED = {"user": {"email": "ann@example.org", "tags": ["a"]}, "user.email": "other"}
+
+
 def test_a_dotted_path_leads_into_objects() -> None:
-    body = {"user": {"email": "ann@example.org", "tags": ["a"]}, "user.email": "other"}
-    assert subject(sent(body), "json:user.email") == subject(sent(body | {"user.email": 1}), "json:user.email")
-    assert subject(sent(body), "json:user.email").startswith("json.user.email:")
-    assert subject(sent(body), "json:user.tags.0") == IP
-    assert subject(sent({"user": "ann"}), "json:user.email") == IP
+    found = subject(sent(NESTED), "json:user.email")
+
+    assert found.startswith("json.user.email:")
+    assert found == subject(sent(NESTED | {"user.email": 1}), "json:user.email")
 
 
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        pytest.param(NESTED, "json:user.tags.0", id="a list"),
+        pytest.param({"user": "ann"}, "json:user.email", id="a string"),
+    ],
+)
+def test_a_path_into_anything_but_an_object_falls_back_to_the_ip(body: Any, key: str) -> None:
+    assert subject(sent(body), key) == IP
+
+
+@pytest.mark.parametrize("method", ["post", "put", "delete"])
 @pytest.mark.parametrize("content_type", [JSON, "application/vnd.api+json", "", "text/plain", FORM, MULTIPART])
-def test_json_counts_whatever_the_client_calls_it_and_a_form_stays_readable(content_type: str) -> None:
-    for method in ("post", "put", "delete"):
-        assert subject(sent({"phone": "1"}, content_type, method)) == of_phone("1")
-    if "json" not in content_type:
-        part = '--x\r\nContent-Disposition: form-data; name="phone"\r\n\r\n1\r\n--x--\r\n'
-        request = sent(part if content_type == MULTIPART else "phone=1", content_type)
-        assert subject(request) == IP
-        assert request.POST.get("phone") == ("1" if content_type in (FORM, MULTIPART) else None)
+def test_json_counts_whatever_the_client_calls_it(content_type: str, method: str) -> None:
+    assert subject(sent({"phone": "1"}, content_type, method)) == of_phone("1")
+
+
+PART = '--x\r\nContent-Disposition: form-data; name="phone"\r\n\r\n1\r\n--x--\r\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "field"),
+    [
+        pytest.param("phone=1", FORM, "1", id="a form"),
+        pytest.param(PART, MULTIPART, "1", id="an upload"),
+        pytest.param("phone=1", "text/plain", None, id="a string"),
+        pytest.param("phone=1", "", None, id="no type"),
+    ],
+)
+def test_what_is_not_json_stays_readable(body: str, content_type: str, field: str | None) -> None:
+    request = sent(body, content_type)
+
+    assert subject(request) == IP
+
+    assert request.POST.get("phone") == field
 
 
 BROKEN = [
@@ -277,60 +391,118 @@ def test_a_body_that_was_read_as_a_stream_is_an_error(body: bytes) -> None:
 
 @pytest.mark.parametrize("limit", [100, None])
 @pytest.mark.parametrize("says_its_length", [True, False])
-def test_a_body_that_is_too_long_is_refused_and_one_of_another_type_is_left_unread(
-    limit: int | None, says_its_length: bool, settings: Any
-) -> None:
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = limit
-    long = "x" * ((limit or 2_621_440) + 1)
-    make = AsyncRequestFactory()
-    short, request = (make.post("/", data={"phone": "1", "pad": pad}, content_type=JSON) for pad in ("x", long))
-    if not says_its_length:
-        del short.META["CONTENT_LENGTH"], request.META["CONTENT_LENGTH"]
-    assert subject(short) == of_phone("1")
-    with pytest.raises(RequestDataTooBig):
-        subject(request)
-    assert says_its_length is not hasattr(request, "_body")
-    upload = sent(long, "application/octet-stream")
+class TestLongBodies:
+    @pytest.fixture
+    def padded(self, limit: int | None, says_its_length: bool, settings: Any) -> Callable[[int], HttpRequest]:
+        """Return a request whose body is so many bytes longer than allowed, or shorter."""
+        settings.DATA_UPLOAD_MAX_MEMORY_SIZE = limit
+
+        def make(more: int) -> HttpRequest:
+            pad = "x" * ((limit or 2_621_440) + more - len('{"phone": "1", "pad": ""}'))
+            made = AsyncRequestFactory().post("/", data={"phone": "1", "pad": pad}, content_type=JSON)
+            if not says_its_length:
+                del made.META["CONTENT_LENGTH"]
+            return made
+
+        return make
+
+    def test_the_longest_that_is_allowed_is_read(self, padded: Callable[[int], HttpRequest]) -> None:
+        assert subject(padded(0)) == of_phone("1")
+
+    def test_a_longer_one_is_refused(self, padded: Callable[[int], HttpRequest]) -> None:
+        with pytest.raises(RequestDataTooBig):
+            subject(padded(1))
+
+    def test_one_that_says_its_length_is_refused_unread(
+        self, padded: Callable[[int], HttpRequest], says_its_length: bool
+    ) -> None:
+        request = padded(1)
+        with pytest.raises(RequestDataTooBig):
+            subject(request)
+
+        assert hasattr(request, "_body") is not says_its_length
+
+
+def test_a_long_body_of_another_type_is_left_unread(settings: Any) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
+    upload = sent("x" * 101, "application/octet-stream")
+
     assert subject(upload) == IP
+
     assert upload.read(3) == b"xxx"
 
 
-def test_a_broken_body_stays_counted_by_the_others_and_a_shadow_leaves_it_to_the_view() -> None:
-    shadows = [
-        Rule.make("shadow", "1/m", key="json:phone", shadow=True),
-        Rule.make("values", "1/m", key="ip", distinct="json:phone", shadow=True),
-    ]
-    for body in ("broken", {"phone": ["1"]}):
-        clear()
-        decision = decide(sent(body), [*shadows, BY_IP])
-        assert [(outcome.rule, outcome.remaining) for outcome in decision.outcomes] == [("by-ip", 2)]
-        for rules in ([*shadows, BY_JSON], [BY_JSON, *shadows], [BY_IP, BY_JSON]):
-            with pytest.raises(BadRequest):
-                decide(sent(body), rules)
-        assert peek(BY_IP, IP).remaining == 1
+SHADOWS = [
+    Rule.make("shadow", "1/m", key="json:phone", shadow=True),
+    Rule.make("values", "1/m", key="ip", distinct="json:phone", shadow=True),
+]
+
+wrong_body = pytest.mark.parametrize("body", ["broken", {"phone": ["1"]}], ids=["not JSON", "a list"])
 
 
-def test_under_async_a_thread_reads_json_and_it_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    readers: list[threading.Thread] = []
+@wrong_body
+def test_a_shadow_leaves_a_wrong_body_to_the_view(body: Any) -> None:
+    decision = decide(sent(body), [*SHADOWS, BY_IP])
+
+    assert [(outcome.rule, outcome.remaining) for outcome in decision.outcomes] == [("by-ip", 2)]
+
+
+@wrong_body
+@pytest.mark.parametrize("rules", [[*SHADOWS, BY_JSON], [BY_JSON, *SHADOWS]], ids=["below shadows", "above shadows"])
+def test_a_rule_that_refuses_needs_a_right_body(body: Any, rules: list[Rule]) -> None:
+    with pytest.raises(BadRequest):
+        decide(sent(body), rules)
+
+
+@wrong_body
+def test_a_wrong_body_stays_counted_by_the_other_rules(body: Any) -> None:
+    with pytest.raises(BadRequest):
+        decide(sent(body), [BY_IP, BY_JSON])
+
+    assert peek(BY_IP, IP).remaining == 2
+
+
+@pytest.fixture
+def parsers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads that have parsed JSON."""
+    parsers: list[threading.Thread] = []
     real = json.loads
 
     def noted(body: bytes) -> Any:
-        readers.append(threading.current_thread())
+        parsers.append(threading.current_thread())
         return real(body)
 
     monkeypatch.setattr(json, "loads", noted)
-    by_code = Rule.make("by-code", "9/m", key="json:code")
-    values = Rule.make("values", "9/h", key="ip", distinct="json:phone")
+    return parsers
 
+
+BY_CODE = Rule.make("by-code", "9/m", key="json:code")
+VALUES = Rule.make("values", "9/h", key="ip", distinct="json:phone")
+
+
+def test_under_async_a_thread_parses_json(parsers: list[threading.Thread]) -> None:
     async def play() -> threading.Thread:
-        for phone, rules in (("a", [BY_IP, BY_JSON]), ("b", [BY_JSON, by_code, values])):
-            await adecide(sent({"phone": phone}), rules)
-        assert (await acheck(values, sent({"phone": "B"}))).remaining == 7  # values count as they were sent
+        await adecide(sent({"phone": "a"}), [BY_IP, BY_JSON])
         return threading.current_thread()
 
-    loop = asyncio.run(play())
-    assert len(readers) == 3
-    assert loop not in readers
+    assert asyncio.run(play()) not in parsers
+    assert len(parsers) == 1
+
+
+def test_json_is_parsed_once_for_all_rules(parsers: list[threading.Thread]) -> None:
+    decide(sent({"phone": "a"}), [BY_JSON, BY_CODE, VALUES])
+
+    assert len(parsers) == 1
+
+
+@both
+def test_different_values_count_as_they_were_sent(kind: str) -> None:
+    found = []
+    for phone in ("b", "B", "b"):
+        asked = sent({"phone": phone})
+        found.append((check(VALUES, asked) if kind == "sync" else asyncio.run(acheck(VALUES, asked))).remaining)
+
+    assert found == [8, 7, 7]
 
 
 @inputs(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
