@@ -161,18 +161,27 @@ def test_a_process_decides_by_what_the_table_says(watch: Watch, steps: list[Any]
         assert copy() == table()
 
 
-def test_a_new_copy_asks_nothing_and_an_older_one_is_refreshed_in_the_background(watch: Watch) -> None:
+def test_a_new_copy_asks_nothing(watch: Watch) -> None:
     with elsewhere():
         block()
     watch.let_pass(copies.REFRESH_AFTER - 0.1)
+
     with CaptureQueriesContext(connection) as queries:
         assert admits()
+
     assert not queries.captured_queries
-    watch.let_pass(0.1)
+
+
+def test_an_older_copy_is_refreshed_in_the_background(watch: Watch) -> None:
+    with elsewhere():
+        block()
+    watch.let_pass(copies.REFRESH_AFTER)
+
     with patch.object(overrides, "_wait") as waited:
         admits()
-    assert not waited.called
     let_refreshes_end()
+
+    assert not waited.called
     assert (admits(), overrides.problem) == (False, "")
 
 
@@ -200,21 +209,41 @@ def test_what_sql_changes_is_noticed_within_a_minute(watch: Watch, changes: list
     assert admits("ip:192.0.2.2")
 
 
-def test_without_its_database_what_is_known_holds_and_one_line_says_why(
-    watch: Watch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def without_a_database(watch: Watch) -> list[bool]:
+    """A process that knows a block, and whose database has failed for five refreshes; what it decided each time."""
     block()
+    found = []
     with patch.object(DatabaseRows, "changes", side_effect=DatabaseError("the connection is closed")):
         for _ in range(5):
             watch.let_pass(10)
-            assert not admits()
+            found.append(admits())
             let_refreshes_end()
-    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    return found
+
+
+def test_without_its_database_what_is_known_holds(without_a_database: list[bool]) -> None:
+    assert without_a_database == [False] * 5
+
+
+@pytest.mark.usefixtures("without_a_database")
+def test_an_outage_of_the_database_is_one_line_that_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    logged = [record for record in caplog.get_records("setup") if record.name == "django_quota.overrides"]
+
+    (line,) = [record.getMessage() for record in logged if record.levelno == logging.ERROR]
     assert line.startswith("The overrides cannot be read: the connection is closed. This process keeps using the 1 ")
+
+
+@pytest.mark.usefixtures("without_a_database")
+def test_the_first_decision_after_an_outage_waits_for_the_refresh(
+    watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
     with elsewhere():
         block("ip:192.0.2.2")
-    watch.let_pass(10)  # the first decision after the outage waits for the refresh
+    watch.let_pass(10)
+
     assert (admits("ip:192.0.2.2"), overrides.problem) == (False, "")
+
     let_refreshes_end()  # it logs after it has reported what it read
     assert "can be read again" in caplog.text
 
@@ -240,9 +269,9 @@ def a_database_that_hangs() -> Iterator[None]:
             let_refreshes_end()
 
 
-def test_while_the_database_hangs_decisions_wait_once_and_no_second_thread_asks(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def hanging(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The waits of a process that knows a block and whose database hangs while it decides four times."""
     block()
     watch.let_pass(10)
     with a_database_that_hangs(), patch.object(copies, "wait", return_value=None) as waited:
@@ -250,9 +279,24 @@ def test_while_the_database_hangs_decisions_wait_once_and_no_second_thread_asks(
         for _ in range(4):
             assert not admits()
             watch.now += 10  # not by `let_pass`, which waits for the refresh
-        assert overrides.problem == "the database does not answer"
-        assert waited.call_count == 1
-        assert [thread.name for thread in threading.enumerate()].count("django-quota-overrides") == 1
+        yield waited
+
+
+def test_while_the_database_hangs_decisions_wait_once(hanging: Any) -> None:
+    assert (hanging.call_count, overrides.problem) == (1, "the database does not answer")
+
+
+@pytest.mark.usefixtures("hanging")
+def test_while_the_database_hangs_no_second_thread_asks() -> None:
+    assert [thread.name for thread in threading.enumerate()].count("django-quota-overrides") == 1
+
+
+def test_a_database_that_answers_again_is_no_problem_any_more(watch: Watch) -> None:
+    block()
+    watch.let_pass(10)
+    with a_database_that_hangs(), patch.object(copies, "wait", return_value=None):
+        admits()
+
     assert (admits(), overrides.problem) == (False, "")
 
 
@@ -281,14 +325,18 @@ def test_after_a_hang_what_changed_meanwhile_holds_with_the_next_refresh(
     assert not admits()
 
 
-def test_missing_tables_are_named_and_a_site_without_a_database_logs_nothing(
-    watch: Watch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("watch")
+def test_a_site_without_a_database_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with default_database({"ENGINE": "django.db.backends.dummy"}):
         for _ in range(3):
             overrides.clear()
             assert admits()
+
     assert (caplog.text, overrides.problem) == ("", "")
+
+
+@pytest.mark.usefixtures("watch")
+def test_missing_tables_are_named(caplog: pytest.LogCaptureFixture) -> None:
     rename = "ALTER TABLE {} RENAME TO {}"
     tables = ["django_quota_overridechange", "elsewhere"]
     with connection.cursor() as cursor:
@@ -298,6 +346,7 @@ def test_missing_tables_are_named_and_a_site_without_a_database_logs_nothing(
             assert admits()
         finally:
             cursor.execute(rename.format(*tables[::-1]))
+
     assert "the tables of django_quota are missing; run `migrate` to create them" in caplog.text
 
 
@@ -311,45 +360,73 @@ class ElsewhereAndLate:
         return "replica"
 
 
-def test_the_rows_of_the_database_that_a_router_names_hold_and_no_others(
-    watch: Watch, sqlite: Any, tmp_path: Path, settings: Any
-) -> None:
+@pytest.fixture
+def theirs(watch: Watch, sqlite: Any, tmp_path: Path, settings: Any) -> Iterator[Any]:
+    """The overrides of another database: two exemptions, where the default one has a block. A test sets the router."""
     block("ip:192.0.2.2")
     other = sqlite_database(Path(shutil.copy(sqlite["NAME"], tmp_path / "other.sqlite3")))
     connections.databases["other"] = {**connections.databases["default"], **other}
-    try:
-        theirs = QuotaOverride.objects.using("other")
-        theirs.bulk_create([QuotaOverride(subject=subject, mode="exempt") for subject in (SUBJECT, "ip:192.0.2.2")])
-        assert (admits(), admits("ip:192.0.2.2"), admits(rule="0/m")) == (True, False, False)
-        theirs.filter(subject="ip:192.0.2.2").delete()
-        assert not admits("ip:192.0.2.2")
-        settings.DATABASE_ROUTERS = [ElsewhereAndLate()]
-        overrides.clear()
-        assert (admits(rule="0/m"), admits("ip:192.0.2.2")) == (True, True)
-        QuotaOverride.objects.update(mode="blocked")
-        assert not admits()
-        theirs.get().delete()
-        assert admits()
-    finally:
-        settings.DATABASE_ROUTERS = []
-        connections["other"].close()
-        del connections["other"]
-        del connections.databases["other"]
+    rows = QuotaOverride.objects.using("other")
+    rows.bulk_create([QuotaOverride(subject=subject, mode="exempt") for subject in (SUBJECT, "ip:192.0.2.2")])
+    yield rows
+    settings.DATABASE_ROUTERS = []
+    connections["other"].close()
+    del connections["other"]
+    del connections.databases["other"]
 
 
-def test_what_a_fixture_loads_holds_at_once_here_and_soon_elsewhere(
-    watch: Watch, the_clock_stands: QuotaKit, tmp_path: Path, settings: Any
+@pytest.mark.usefixtures("theirs")
+def test_the_rows_of_another_database_do_not_hold() -> None:
+    assert (admits(), admits("ip:192.0.2.2"), admits(rule="0/m")) == (True, False, False)
+
+
+def test_what_is_deleted_in_another_database_stays_here(theirs: Any) -> None:
+    theirs.filter(subject="ip:192.0.2.2").delete()
+
+    assert not admits("ip:192.0.2.2")
+
+
+@pytest.fixture
+def routed(theirs: Any, settings: Any) -> Any:
+    settings.DATABASE_ROUTERS = [ElsewhereAndLate()]
+    overrides.clear()
+    return theirs
+
+
+@pytest.mark.usefixtures("routed")
+def test_the_rows_of_the_database_that_a_router_names_hold() -> None:
+    assert (admits(rule="0/m"), admits("ip:192.0.2.2")) == (True, True)
+
+
+def test_what_changes_in_the_database_that_a_router_names_holds_at_once(routed: Any) -> None:
+    QuotaOverride.objects.update(mode="blocked")
+    assert not admits()
+
+    routed.all().delete()
+    assert admits()
+
+
+@pytest.mark.parametrize(
+    ("place", "seconds"),
+    [
+        pytest.param(nullcontext, 0.0, id="at once here"),
+        pytest.param(elsewhere, copies.WAIT_AFTER, id="soon elsewhere"),
+    ],
+)
+def test_what_a_fixture_loads_holds(
+    place: Any, seconds: float, watch: Watch, the_clock_stands: QuotaKit, tmp_path: Path, settings: Any
 ) -> None:
     settings.USE_TZ = False  # the moments are those of the settings
     row, file = block(expires=the_clock_stands.now.replace(tzinfo=None) + timedelta(hours=1)), tmp_path / "rows.json"
     call_command("dumpdata", "django_quota.QuotaOverride", output=str(file), verbosity=0)
-    for place, seconds in ((nullcontext(), 0.0), (elsewhere(), copies.WAIT_AFTER)):
-        QuotaOverride.objects.filter(pk=row.pk).update(subject="ip:192.0.2.2")
-        assert (admits(), admits("ip:192.0.2.2")) == (True, False)
-        with place:
-            call_command("loaddata", str(file), verbosity=0)
-        watch.let_pass(seconds)
-        assert (check("1000/m", SUBJECT).retry_after, admits("ip:192.0.2.2")) == (3_600, True)
+    QuotaOverride.objects.filter(pk=row.pk).update(subject="ip:192.0.2.2")
+    assert (admits(), admits("ip:192.0.2.2")) == (True, False)
+
+    with place():
+        call_command("loaddata", str(file), verbosity=0)
+    watch.let_pass(seconds)
+
+    assert (check("1000/m", SUBJECT).retry_after, admits("ip:192.0.2.2")) == (3_600, True)
 
 
 @pytest.mark.parametrize("reads", ["all", "changes", "saved_by"])
@@ -451,19 +528,23 @@ def test_a_row_that_bulk_create_updates_is_one_that_has_changed(watch: Watch) ->
     assert copy()[SUBJECT] == "blocked"
 
 
-def test_what_was_deleted_is_dropped_and_nothing_else_is_read(watch: Watch) -> None:
+def test_what_was_deleted_elsewhere_is_dropped_without_reading_all(watch: Watch) -> None:
     rows = [block("ip:192.0.2.2"), block(), block("ip:192.0.2.3")]
     watch.let_pass(copies.WAIT_AFTER)
     with elsewhere():
         rows[0].delete()
         QuotaOverride.objects.filter(pk=rows[1].pk).delete()
+
     with CaptureQueriesContext(connection) as here, patch.object(DatabaseRows, "all", side_effect=AssertionError):
         watch.let_pass(copies.WAIT_AFTER)
         assert [admits(subject) for subject in SUBJECTS] == [True, True, False]
+
     assert not here.captured_queries
 
 
-def test_old_changes_are_forgotten_and_who_has_not_asked_for_them_reads_all(watch: Watch) -> None:
+@pytest.fixture
+def old_changes(watch: Watch) -> int:
+    """Another process has changed rows an hour ago, which this one has not read, and one just now; returns the hour."""
     hour_ago = clock.machine_now() - 3_600 * clock.SECOND
     block("ip:192.0.2.2").delete()
     admits()
@@ -473,8 +554,17 @@ def test_old_changes_are_forgotten_and_who_has_not_asked_for_them_reads_all(watc
         block("ip:192.0.2.3")
         OverrideChange.objects.update(at=hour_ago)
         block()
-    assert OverrideChange.objects.filter(at__lte=hour_ago).count() == 1
+    return hour_ago
+
+
+def test_old_changes_are_forgotten(old_changes: int) -> None:
+    assert OverrideChange.objects.filter(at__lte=old_changes).count() == 1
+
+
+@pytest.mark.usefixtures("old_changes")
+def test_who_has_not_read_changes_that_are_forgotten_reads_all(watch: Watch) -> None:
     watch.let_pass(copies.WAIT_AFTER)
+
     assert (admits(), admits("ip:192.0.2.3")) == (False, False)
 
 
@@ -497,7 +587,16 @@ def test_a_forked_process_forgets_what_only_its_parent_can_commit(watch: Watch) 
         assert not admits()
 
 
-def test_the_first_decision_reads_all_and_an_event_loop_reads_no_database_itself(watch: Watch) -> None:
+@pytest.mark.usefixtures("watch")
+def test_the_first_decision_reads_all() -> None:
+    with elsewhere():
+        block()
+    overrides.clear()
+
+    assert not admits()
+
+
+def test_an_event_loop_reads_no_database_itself(watch: Watch) -> None:
     async def decide() -> None:
         for seconds in (0.0, copies.REFRESH_AFTER, copies.WAIT_AFTER, copies.ALL_AFTER):
             watch.let_pass(seconds)
@@ -506,8 +605,8 @@ def test_the_first_decision_reads_all_and_an_event_loop_reads_no_database_itself
     with elsewhere():
         block()
     overrides.clear()
-    assert not admits()
-    overrides.clear()
+
     asyncio.run(decide())
+
     let_refreshes_end()
     assert overrides.problem == ""
