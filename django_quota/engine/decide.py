@@ -47,8 +47,8 @@ from django_quota.engine.words import packed
 
 MODULES: dict[str, tuple[str, ...]] = {
     "ahead": ("ahead",),
-    **{name: (name,) for name in REGISTRY},
-    "stock": ("counter_common", "stock"),
+    **{name: (f"core/algorithms/{name}",) for name in REGISTRY},
+    "stock": ("counter_common", "core/algorithms/stock"),
     "adjust": ("adjust",),
     "events": ("event_log", "events"),
     "flag": ("flag",),
@@ -56,13 +56,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     "near": ("near",),
     "refusal": ("refusal",),
     "restore": ("restore",),
-    "sliding_wait": ("sliding_wait",),
+    "sliding_wait": ("core/algorithms/sliding_wait",),
     "subject_status": ("subject_status",),
     "try_write": ("try_write",),
 }
 """The modules of the script, and the files that each consists of. The last one returns the module."""
 
-PARTS = ("lifetimes", "constants", "sliding_entries")
+PARTS = ("lifetimes", "constants", "core/algorithms/sliding_entries")
 """The files whose functions the plain plans, the frame and the modules share."""
 
 

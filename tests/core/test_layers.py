@@ -233,6 +233,13 @@ def test_the_head_of_each_lua_file_says_what_it_takes(name: str) -> None:
     assert [part for part in ("KEYS", "ARGV", "reply") if f"\n-- {part} " not in head(name)] == []
 
 
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_lua_of_an_algorithm_is_beside_its_python(name: str) -> None:
+    module = MODULES[type(REGISTRY[name]).__module__]
+
+    assert (module.parent / f"{name}.lua").exists()
+
+
 def test_each_algorithm_gives_back() -> None:
     gives_back = re.findall(r"^  (\w+) = ", lua_source("restore").rpartition("\nreturn {")[2], re.MULTILINE)
 

@@ -1,8 +1,8 @@
 """What every algorithm has: parameters, and pure functions over one state.
 
-An algorithm is written twice: in `engine/lua/<name>.lua` for Redis, and in Python, as the executable specification
-that all other stores run. Both take the same integers and return the same verdict, and a test compares them. No
-function changes a state: it returns the next one.
+An algorithm is written twice: for Redis in `<name>.lua` beside its module, and in Python, as the executable
+specification that all other stores run. Both take the same integers and return the same verdict, and a test compares
+them. No function changes a state: it returns the next one.
 """
 
 from __future__ import annotations

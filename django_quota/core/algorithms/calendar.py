@@ -1,4 +1,4 @@
-"""The calendar window: one counter for each period of the calendar in a time zone. See `engine/lua/calendar.lua`.
+"""The calendar window: one counter for each period of the calendar in a time zone. See `calendar.lua`.
 
 A period is a day from midnight to midnight (23, 24 or 25 hours), an ISO week, a month, a year, or a clock-aligned
 part of an hour or a day (`10/15m`, `100/6h`). The store knows no time zones, so the caller sends the edges of the

@@ -1,4 +1,4 @@
-"""Different values: at most a number of them in any window. See `engine/lua/distinct.lua`.
+"""Different values: at most a number of them in any window. See `distinct.lua`.
 
 Three devices for an account, five accounts for an address: what counts are the values of hits, not the hits. A known
 value is free, and each use keeps it known for another window. So no window sees more values than the limit. A rule

@@ -1,4 +1,4 @@
-"""The fixed window: one counter, from the first hit until one window later. See `engine/lua/fixed_window.lua`.
+"""The fixed window: one counter, from the first hit until one window later. See `fixed_window.lua`.
 
 It is cheap and coarse: it admits at most twice the limit in any window. One value holds the count and the end, so
 neither is ever written without the other. The calendar window differs only in the end.

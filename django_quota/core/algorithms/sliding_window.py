@@ -1,4 +1,4 @@
-"""The sliding window: never more than the limit in any window, in bounded memory. See `engine/lua/sliding_window.lua`.
+"""The sliding window: never more than the limit in any window, in bounded memory. See `sliding_window.lua`.
 
 A log of all hits is exact, but grows with the limit. This window keeps at most `precision + 1` entries, each with its
 expiry and a running total. What is used is the difference of two totals, never a scan:

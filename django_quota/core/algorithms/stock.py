@@ -1,4 +1,4 @@
-"""What a counter holds, as a limit: there is no window, and waiting restores nothing. See `engine/lua/stock.lua`.
+"""What a counter holds, as a limit: there is no window, and waiting restores nothing. See `stock.lua`.
 
 A counter in an entry of `check_all` uses this algorithm; `algorithm=` does not. The state is the plain total of the
 counter, so that its own methods and a decision work on the same number.
