@@ -18,10 +18,9 @@ class QuotaConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks and the finders of rules, and connect signals."""
+        """Register the checks, and connect signals."""
         # Apps must be loaded before these are imported.
         from django_quota.features.request_end import hearing  # noqa: PLC0415
-        from django_quota.http import finders  # noqa: F401, PLC0415 — it registers them
         from django_quota.limiting import override_rows  # noqa: PLC0415
         from django_quota.runtime import runtime  # noqa: PLC0415
 

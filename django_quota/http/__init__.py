@@ -19,7 +19,6 @@ The modules, in the order in which a request meets them:
 Some modules serve no limited request:
 
 * `limits`: all limits of a request, a subject or a caller, without taking anything.
-* `finders`: registers how the limits on views are found.
 * `view_lookup`: the views behind all URLs, and the limits on them.
 * `checks`: the system checks of the settings.
 * `rule_checks`: the system checks of rules and views.

@@ -39,6 +39,7 @@ from django_quota.http.limited_requests import (
 )
 from django_quota.http.request_rules import Limited, RuleSource
 from django_quota.http.request_slots import SlotOptions, SlotRule
+from django_quota.http.view_lookup import rules_of_decorators, slots_of_views
 from django_quota.http.views import (
     Mark,
     V,
@@ -52,8 +53,12 @@ from django_quota.http.views import (
     path_of_view,
     wrap_view,
 )
+from django_quota.limiting.known_rules import register_rule_finder, slot_finders
 from django_quota.subjects.keys import check_keys
 from django_quota.subjects.subject import GLOBAL
+
+register_rule_finder(rules_of_decorators)
+slot_finders.append(lambda patterns: (name for name, _ in slots_of_views(patterns)))
 
 BARE_HINT = "Write it with a rate: @quota('10/m')."
 

@@ -16,7 +16,6 @@ from django.http import HttpRequest
 from django_quota.conf import is_async_callable
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import dotted_path, format_arguments
-from django_quota.http import finders  # noqa: F401 — registers them even if the app is not installed
 
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""

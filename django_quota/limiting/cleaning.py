@@ -9,8 +9,8 @@ from collections.abc import Callable
 from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.limiting.flusher import flusher
+from django_quota.stores.base import Tables
 from django_quota.stores.database.log import delete_expired
-from django_quota.stores.database.store import DatabaseStore
 
 CLEANING_INTERVAL = 30.0
 """Seconds, on average, between two batches of a process. After a full batch, the next follows in the next round."""
@@ -25,7 +25,7 @@ class Cleaning:
     purpose = "delete expired rows"
     at_exit = False
 
-    def __init__(self, store: DatabaseStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: Tables, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._clock = clock
         self._next = clock() + self._pause()

@@ -36,7 +36,7 @@ Finder = Callable[[Iterable[Any]], Iterable[Any]]
 
 rule_finders: list[Finder] = []
 slot_finders: list[Finder] = []
-"""`http.finders` and the integrations add to these when they are imported."""
+"""`http.decorators` and the integrations add to these when they are imported."""
 
 FinderT = TypeVar("FinderT", bound=Finder)
 
@@ -143,8 +143,8 @@ def known_keys() -> dict[str, list[object]]:
 
 
 def known_slots() -> list[str]:
-    """Return the names of the slots that `@concurrency` takes before views."""
-    return sorted(set(_found_by(slot_finders)))
+    """Return the names of the slots that the settings and `@concurrency` limit."""
+    return sorted({*current().slots(), *_found_by(slot_finders)})
 
 
 def _found_by(finders: list[Finder]) -> Sequence[Any]:

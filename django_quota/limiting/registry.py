@@ -79,7 +79,8 @@ def clear_memory() -> None:
 def which_redis() -> WhichRedis:
     """Return the Redis of the settings: `REDIS`, or the alias in `CACHE`."""
     # Imported here, because a site without Redis may not have its packages.
-    from django_quota.stores.redis.settings import GivenRedis, redis_of_alias  # noqa: PLC0415
+    from django_quota.stores.redis.aliases import redis_of_alias  # noqa: PLC0415
+    from django_quota.stores.redis.settings import GivenRedis  # noqa: PLC0415
 
     settings = current()
     return redis_of_alias(settings.cache) if settings.redis is None else GivenRedis(settings.redis)

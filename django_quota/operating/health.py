@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.utils.translation import gettext as _
 
@@ -19,10 +19,8 @@ from django_quota.core.errors import QuotaError, StorePermissionDenied, StoreRef
 from django_quota.core.keys import system_key
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.limiting.overrides import overrides
+from django_quota.stores.base import RedisServers, Server
 from django_quota.stores.scanning import Walk
-
-if TYPE_CHECKING:
-    from django_quota.stores.redis.store import RedisStore, Server
 
 PROBE = ":probe"
 """The end of the name of a key that never exists: ZADD XX changes nothing there, but fails if Redis refuses writes."""
@@ -110,7 +108,7 @@ def nothing_is_limited(failure: QuotaError | None = None) -> str:
     return ""
 
 
-def health(store: RedisStore, prefix: str) -> Health:
+def health(store: RedisServers, prefix: str) -> Health:
     """Return the state of Redis. Raises `StoreUnavailable` if no server answers."""
     walk = Walk(store)
     own = None
@@ -128,7 +126,7 @@ def health(store: RedisStore, prefix: str) -> Health:
     return parts[0] if len(parts) == 1 and not silent else _joined(parts, silent)
 
 
-def _of_one(store: RedisStore, server: Server, prefix: str, *, has_events: bool) -> Health:
+def _of_one(store: RedisServers, server: Server, prefix: str, *, has_events: bool) -> Health:
     from django_quota.stores.redis.errors import translate_error  # noqa: PLC0415 — a site may have no Redis
 
     probe = system_key(prefix, "events") + PROBE
@@ -195,7 +193,7 @@ def is_full(refusal: str) -> bool:
     return "OutOfMemory" in refusal or "OOM" in refusal
 
 
-def refused_change(store: RedisStore, key: str) -> str:
+def refused_change(store: RedisServers, key: str) -> str:
     """Return why the server of a key refuses a write; empty if it accepts writes, or if our user may not ask.
 
     The probe changes nothing. Raises `StoreUnavailable` if the server does not answer.

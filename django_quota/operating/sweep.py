@@ -34,10 +34,9 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.keys import KEY_KINDS, is_system, pattern, read, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.system_operations import Sweep
+from django_quota.stores.base import RedisServers, Tables
 from django_quota.stores.database.log import Expired, delete_expired
-from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.patience import Patience
-from django_quota.stores.redis.store import RedisStore
 from django_quota.stores.scanning import Walk
 
 SWEEP_SCAN_COUNT = 500
@@ -114,7 +113,7 @@ class Sweeper:
     `dry_run`: change nothing, and save no position.
     """
 
-    def __init__(self, store: RedisStore, prefix: str, *, budget_ms: int = 100, dry_run: bool = False) -> None:
+    def __init__(self, store: RedisServers, prefix: str, *, budget_ms: int = 100, dry_run: bool = False) -> None:
         self._store = store
         self._prefix = prefix
         self._budget_ms = budget_ms
@@ -245,7 +244,7 @@ class RowReport:
 
 
 def sweep_rows(
-    store: DatabaseStore, now: int, keep: int, stop: threading.Event, advance: Callable[[int], object], budget_ms: int
+    store: Tables, now: int, keep: int, stop: threading.Event, advance: Callable[[int], object], budget_ms: int
 ) -> RowReport:
     """Delete what has expired by `now`, until the end or until `stop` is set.
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.operations import Operation
 from django_quota.stores.patience import AskedAgain, asked_once
 
 if TYPE_CHECKING:
-    from django_quota.stores.database.store import DatabaseStore
-    from django_quota.stores.redis.store import RedisStore
+    from redis import Redis
 
 
 class Runner(Protocol):
@@ -42,12 +42,12 @@ class Store(Runner, Protocol):
         ...
 
     @property
-    def redis(self) -> RedisStore | None:
+    def redis(self) -> RedisServers | None:
         """The store with the plain commands of Redis, for events, health, sizes and lists; None without Redis."""
         ...
 
     @property
-    def database(self) -> DatabaseStore | None:
+    def database(self) -> Tables | None:
         """The store with the tables of a database, for events, bans and expired rows; None without a database."""
         ...
 
@@ -70,6 +70,74 @@ class Store(Runner, Protocol):
 
     def close(self) -> None:
         """Close threads and connections of this process. You may use the store again."""
+        ...
+
+
+Server = Any
+"""One of the servers of a store; None if there is only one."""
+
+
+class RedisServers(Store, Protocol):
+    """A store that is one or several servers of Redis, and takes its plain commands."""
+
+    def commands(self, server: Server = None) -> AbstractContextManager[Redis]:
+        """Lend a client for plain commands; the block raises our errors in place of redis-py's.
+
+        `server`: one of `servers` or `by_server`; None: the server of the system keys.
+        """
+        ...
+
+    def servers(self) -> Sequence[Server]:
+        """Return all servers that hold keys: a walk over all keys goes to each of them."""
+        ...
+
+    def server_of(self, key: str) -> Server:
+        """Return the server that holds a key."""
+        ...
+
+    def node_key(self, key: str, server: Server) -> str:
+        """Return the name of a system key that a server holds; empty if it holds none."""
+        ...
+
+    def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
+        """Return keys by the server that holds them: one pipeline can serve all keys of one server."""
+        ...
+
+
+class Statement(NamedTuple):
+    """A statement of SQL, and its parameters."""
+
+    text: str
+    """With a `?` for each parameter, and no other question mark."""
+    values: Sequence[str | int] = ()
+
+
+class Dialect(Protocol):
+    """The parts of a statement that differ between databases."""
+
+    now: str
+    """The SQL of the clock."""
+    batch: str
+    """The SQL of the number of the transaction."""
+    settled: str
+    """The SQL that says whether no earlier event can still come."""
+    skip_locked: str
+    """The end of a query for rows to delete: with it, the query waits for nobody."""
+
+
+class Tables(Protocol):
+    """What is asked of the tables of a database beside operations. Each method raises `StoreUnavailable`."""
+
+    def ping(self) -> None:
+        """Ask the database for an answer."""
+        ...
+
+    def read(self, query: Callable[[Dialect], Statement]) -> Sequence[Sequence[Any]]:
+        """Return what a query finds."""
+        ...
+
+    def write(self, statement: Callable[[Dialect], Statement]) -> Sequence[Sequence[Any]]:
+        """Run a statement in a transaction of its own, which locks no subject; return the rows that it returns."""
         ...
 
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import StorePermissionDenied, StoreUnavailable
 from django_quota.engine.operations import text
+from django_quota.stores.base import RedisServers, Server, Store
 from django_quota.stores.patience import AskedAgain, asked_once
 
 if TYPE_CHECKING:
     from redis import Redis
-
-    from django_quota.stores.base import Store
-    from django_quota.stores.redis.store import RedisStore, Server
 
 KEYS_A_SCAN = 1_000
 """Keys that one SCAN looks at."""
@@ -68,7 +66,11 @@ def batched(names: Iterator[str], size: int) -> Iterator[list[str]]:
 
 
 def scan(
-    store: RedisStore, matching: str, batch: int = KEYS_A_SCAN, kind: str | None = None, asked: AskedAgain = asked_once
+    store: RedisServers,
+    matching: str,
+    batch: int = KEYS_A_SCAN,
+    kind: str | None = None,
+    asked: AskedAgain = asked_once,
 ) -> Iterator[list[str]]:
     """Yield all keys that match a pattern, at most `batch` at a time; see `Store.names`. `kind`: "HASH" for hashes."""
     walk = Walk(store)

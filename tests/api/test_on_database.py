@@ -25,6 +25,7 @@ from django_quota.models import DailyCounter
 from django_quota.operating import sweep as operating_sweep
 from django_quota.operating.activity import activity, running_totals, subjects_seen
 from django_quota.operating.inspection import load_snapshot, recent_refusals
+from django_quota.stores.base import Statement
 from django_quota.stores.database import sql
 from django_quota.stores.database.log import Expired, count_expired, delete_expired
 from django_quota.stores.database.store import DatabaseStore
@@ -92,7 +93,7 @@ class TestEvents:
         refuse("ip:192.0.2.1")
         text = f"INSERT INTO {sql.EVENT_TABLE} (log, batch, at, data) VALUES (?, 0, 1, '[1]') RETURNING 1"
 
-        store.write(lambda _: sql.Statement(text, ("quota:1:{!}:events",)))
+        store.write(lambda _: Statement(text, ("quota:1:{!}:events",)))
 
         assert [entry.event for entry in log().newest(9)].count(None) == 1
 

@@ -34,6 +34,7 @@ from django_quota.exceptions import ConfigurationError, QuotaExceeded, StoreUnav
 from django_quota.features.counters.operations import Get, Set
 from django_quota.models import QuotaEvent
 from django_quota.runtime import runtime
+from django_quota.stores.base import Statement
 from django_quota.stores.breaker import FAILURES
 from django_quota.stores.database import postgresql, sql
 from django_quota.stores.database.errors import failure_of
@@ -318,7 +319,7 @@ def test_tables_that_are_missing_are_a_clear_error(on_postgres: DatabaseStore) -
 def test_another_value_in_a_row_is_an_error_that_names_the_key(store: DatabaseStore) -> None:
     key = "quota:1:{user:1}:c:clicks"
     store.run(Set([key], 5, 10**12))
-    store.write(lambda _: sql.Statement(f"UPDATE {sql.STATE_TABLE} SET value = 'nonsense' RETURNING 1"))
+    store.write(lambda _: Statement(f"UPDATE {sql.STATE_TABLE} SET value = 'nonsense' RETURNING 1"))
     for operation in (Get(key), Set([key], 6, 10**12)):
         with pytest.raises(StoreDataError, match="clicks"):
             store.run(operation)

@@ -17,10 +17,11 @@ from django.db.backends.signals import connection_created
 
 from django_quota.core.errors import StoreRefusesWrites, StoreUnavailable
 from django_quota.features.counters.operations import Get, Set
+from django_quota.stores.base import Statement
 from django_quota.stores.database import postgresql
 from django_quota.stores.database.connections import REPLACE_AFTER_IDLE, Pool
 from django_quota.stores.database.errors import AnswerTimeoutError
-from django_quota.stores.database.sql import STATE_TABLE, Statement
+from django_quota.stores.database.sql import STATE_TABLE
 from django_quota.stores.database.sqlite import file_of
 from django_quota.stores.database.store import DATABASE_CONNECTIONS, DatabaseStore
 from tests.support.databases import Address, address_of, end_sessions, postgres_programs, running_replica

@@ -18,6 +18,7 @@ from django_quota.core.errors import StoreBusy, StoreRefusesWrites
 from django_quota.engine.operations import Operation, States
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.counters.operations import Get, Set
+from django_quota.stores.base import Statement
 from django_quota.stores.breaker import FAILURES
 from django_quota.stores.database import postgresql, sql, sqlite
 from django_quota.stores.database import store as store_module
@@ -141,7 +142,7 @@ def test_what_changes_something_waits_for_its_turn(on_postgres: DatabaseStore, r
 
 
 def changes(store: DatabaseStore) -> Any:
-    return sorted(store.read(lambda _: sql.Statement(f"SELECT id, value FROM {sql.STATE_TABLE}")))
+    return sorted(store.read(lambda _: Statement(f"SELECT id, value FROM {sql.STATE_TABLE}")))
 
 
 def test_a_subject_that_others_decide_for_too_long_is_not_an_outage(
@@ -197,7 +198,7 @@ def test_first_calls_that_come_at_once_share_their_connections(monkeypatch: pyte
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        postgresql, "_time_limits", lambda *_: sql.Statement("SELECT set_config('lock_timeout', '50', true)")
+        postgresql, "_time_limits", lambda *_: Statement("SELECT set_config('lock_timeout', '50', true)")
     )
     monkeypatch.setattr(sqlite, "FILE_WAIT", 0.05)
 
@@ -308,6 +309,4 @@ class Adding(Operation):
 
 
 def waits_in_database(store: DatabaseStore) -> bool:
-    return bool(
-        store.read(lambda _: sql.Statement("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
-    )
+    return bool(store.read(lambda _: Statement("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")))

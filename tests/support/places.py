@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from django_quota.core.algorithms.fixed_window import WindowCount
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.engine.operations import DictStates, Operation, RedisOperation, text
+from django_quota.stores.base import Statement
 from django_quota.stores.database import sql
 from django_quota.stores.database.log import delete_expired
 from django_quota.stores.database.states import loads
@@ -200,7 +201,7 @@ class Places:
 
     def rows(self) -> dict[str, tuple[Any, int]]:
         """Return what lies in the database, and when it expires."""
-        found = self.database.read(lambda _: sql.Statement(f"SELECT key, value, expires FROM {sql.STATE_TABLE}"))
+        found = self.database.read(lambda _: Statement(f"SELECT key, value, expires FROM {sql.STATE_TABLE}"))
         return {key: (loads(value), expires) for key, value, expires in found}
 
 

@@ -12,7 +12,7 @@ from django_redis.pool import ConnectionFactory
 
 from django_quota.engine.operations import States
 from django_quota.limiting.registry import get_limiter
-from django_quota.stores.base import Draft
+from django_quota.stores.base import Draft, Statement
 from django_quota.stores.database import sql
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.memory import MemoryStore
@@ -116,7 +116,7 @@ class _Kept(Draft):
 
 def empty_database(store: DatabaseStore) -> None:
     for table in (sql.STATE_TABLE, sql.EVENT_TABLE, sql.BAN_TABLE):
-        store.write(lambda _: sql.Statement(f"DELETE FROM {table} RETURNING 1"))  # noqa: B023 — called at once
+        store.write(lambda _: Statement(f"DELETE FROM {table} RETURNING 1"))  # noqa: B023 — called at once
 
 
 @contextmanager

@@ -10,19 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.keys import named, system_key
 from django_quota.engine.operations import text
-from django_quota.stores.base import Store
+from django_quota.stores.base import RedisServers, Store, Tables
 from django_quota.stores.database.log import EventTable, LoggedEvent, Position
 from django_quota.subjects.addresses import address_of
-
-if TYPE_CHECKING:
-    from django_quota.stores.database.store import DatabaseStore
-    from django_quota.stores.redis.store import RedisStore
 
 EVENT_KINDS = ("refused", "banned", "near")
 """The kinds of events: a refusal, a ban that began, a limit that is almost reached."""
@@ -180,7 +176,7 @@ class EventReader(ABC):
 class EventStream(EventReader):
     """The stream in Redis."""
 
-    def __init__(self, store: RedisStore, prefix: str) -> None:
+    def __init__(self, store: RedisServers, prefix: str) -> None:
         self.store = store
         self.key = system_key(prefix, "events")
 
@@ -200,7 +196,7 @@ class EventStream(EventReader):
 class EventRows(EventReader):
     """The rows of a database. An id is `<milliseconds>-<transaction>.<row>`."""
 
-    def __init__(self, store: DatabaseStore, prefix: str) -> None:
+    def __init__(self, store: Tables, prefix: str) -> None:
         self._table = EventTable(store, system_key(prefix, "events"))
 
     def last_id(self) -> str:

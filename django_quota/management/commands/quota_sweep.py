@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from django.core.management.base import CommandError, CommandParser
 
@@ -20,12 +20,9 @@ from django_quota.core import clock
 from django_quota.core.errors import StoreUnavailable
 from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_store
 from django_quota.operating.sweep import RowReport, Sweeper, SweepReport, sweep_rows
+from django_quota.stores.base import RedisServers, Tables
 from django_quota.stores.database.log import count_expired
 from django_quota.stores.patience import Patience
-
-if TYPE_CHECKING:
-    from django_quota.stores.database.store import DatabaseStore
-    from django_quota.stores.redis.store import RedisStore
 
 MAX_BUDGET_MS = 1_000
 
@@ -54,11 +51,11 @@ class Command(QuotaCommand):
             if store.database is not None:
                 self._sweep_rows(store.database, stop, options)
             else:
-                self._sweep_keys(cast("RedisStore", store.redis), stop, options)
+                self._sweep_keys(cast("RedisServers", store.redis), stop, options)
 
         self.repeat(duration_of("--every", options["every"]), once)
 
-    def _sweep_keys(self, store: RedisStore, stop: threading.Event, options: dict[str, Any]) -> None:
+    def _sweep_keys(self, store: RedisServers, stop: threading.Event, options: dict[str, Any]) -> None:
         budget_ms, is_dry = options["budget_ms"], options["dry_run"]
         sweeper = Sweeper(store, current().prefix, budget_ms=budget_ms, dry_run=is_dry)
         with progress(self.stderr, "Sweeping", sweeper.total()) as advance:
@@ -68,7 +65,7 @@ class Command(QuotaCommand):
             missed = quantity(report.missed, "part")
             raise StoreUnavailable(f"{missed} of the Cluster did not answer. The next sweep looks at the missing keys")
 
-    def _sweep_rows(self, store: DatabaseStore, stop: threading.Event, options: dict[str, Any]) -> None:
+    def _sweep_rows(self, store: Tables, stop: threading.Event, options: dict[str, Any]) -> None:
         keep, now = current().events, clock.now()
         expired = Patience(stop)(partial(count_expired, store, now, keep))
         if options["dry_run"]:

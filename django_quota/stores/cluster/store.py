@@ -32,14 +32,14 @@ from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
 from django_quota.engine.scatter import scatter
-from django_quota.stores.base import all_well
+from django_quota.stores.base import Server, all_well
 from django_quota.stores.breaker import Breaker, GuardedCall
 from django_quota.stores.cluster.clients import AsyncSide, ClusterSettings, Side, SyncSide, node_address
 from django_quota.stores.redis.async_wire import ByLoop, cancellable
 from django_quota.stores.redis.connections import RedisCommand
 from django_quota.stores.redis.errors import server_answered, translate_cluster_error, translated
 from django_quota.stores.redis.settings import WhichRedis
-from django_quota.stores.redis.store import RedisStore, Server
+from django_quota.stores.redis.store import RedisStore
 from django_quota.stores.redis.urls import Address
 
 SYSTEM_TAG = "{!}"

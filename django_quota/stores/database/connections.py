@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from django_quota.core.errors import StoreBusy
 from django_quota.core.forks import register_fork_aware
+from django_quota.stores.base import Dialect, Statement
 from django_quota.stores.database.errors import is_lost
-from django_quota.stores.database.sql import Statement
 
 TURN_WAIT = 1.0
 """Seconds that a call waits for the other calls of its process."""
@@ -26,17 +26,8 @@ def deadline() -> float:
     return time.monotonic() + TURN_WAIT
 
 
-class Connection(Protocol):
+class Connection(Dialect, Protocol):
     """One connection, used by one thread at a time. Each method raises an error of the driver."""
-
-    now: str
-    """The SQL of the clock."""
-    batch: str
-    """The SQL of the number of the transaction."""
-    settled: str
-    """The SQL that says whether no earlier event can still come."""
-    skip_locked: str
-    """The end of a query for rows to delete: with it, the query waits for nobody."""
 
     def begin(self, subjects: Iterable[str], query: Statement) -> Sequence[Sequence[Any]]:
         """Begin a transaction that has locked these subjects, and return what a query finds in it."""

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from django_quota.engine.events import EventRecord
-from django_quota.stores.database.connections import Connection
-from django_quota.stores.database.sql import BAN_TABLE, EVENT_TABLE, STATE_TABLE, SWEEP_HOUR, Statement
-from django_quota.stores.database.store import DatabaseStore
+from django_quota.stores.base import Dialect, Statement, Tables
+from django_quota.stores.database.sql import BAN_TABLE, EVENT_TABLE, STATE_TABLE, SWEEP_HOUR
 
 
 class Position(NamedTuple):
@@ -44,7 +43,7 @@ class EventTable:
     transactions of the database have ended, and misses none.
     """
 
-    def __init__(self, store: DatabaseStore, key: str) -> None:
+    def __init__(self, store: Tables, key: str) -> None:
         self._store = store
         self._key = key
 
@@ -58,19 +57,19 @@ class EventTable:
         """Return the next `count` events after a place in the log."""
         batch, number = position
         later = " AND (batch > ? OR (batch = ? AND id > ?)) AND {} ORDER BY batch, id LIMIT ?"
-        return self._read(lambda connection: later.format(connection.settled), batch, batch, number, count)
+        return self._read(lambda dialect: later.format(dialect.settled), batch, batch, number, count)
 
     def end(self) -> Position:
         """Return the place of the last event that a follower would have seen."""
-        found = self._read(lambda connection: f" AND {connection.settled} ORDER BY batch DESC, id DESC LIMIT 1")
+        found = self._read(lambda dialect: f" AND {dialect.settled} ORDER BY batch DESC, id DESC LIMIT 1")
         return found[0].position if found else Position(0, 0)
 
-    def _read(self, condition: Callable[[Connection], str], *values: int) -> list[LoggedEvent]:
+    def _read(self, condition: Callable[[Dialect], str], *values: int) -> list[LoggedEvent]:
         """Return events. `condition`: what follows in the query, with a mark for each of the values."""
         return [
             LoggedEvent(Position(batch, number), at, _record(data))
             for batch, number, at, data in self._store.read(
-                lambda connection: Statement(_EVENTS_OF_LOG + condition(connection), (self._key, *values))
+                lambda dialect: Statement(_EVENTS_OF_LOG + condition(dialect), (self._key, *values))
             )
         ]
 
@@ -115,7 +114,7 @@ _LOGS = Statement("SELECT DISTINCT log FROM django_quota_quotaevent")
 _BEYOND = "(log = ? AND id <= (SELECT id FROM django_quota_quotaevent WHERE log = ? ORDER BY id DESC LIMIT 1 OFFSET ?))"
 
 
-def _conditions(store: DatabaseStore, now: int, keep: int) -> Iterator[tuple[str, Statement]]:
+def _conditions(store: Tables, now: int, keep: int) -> Iterator[tuple[str, Statement]]:
     """Yield each table with the condition of its rows that nobody needs; `keep`: how many events of each log."""
     yield STATE_TABLE, Statement("hour <= ?", (now // SWEEP_HOUR,))
     yield BAN_TABLE, Statement("until <= ?", (now,))
@@ -124,7 +123,7 @@ def _conditions(store: DatabaseStore, now: int, keep: int) -> Iterator[tuple[str
     yield EVENT_TABLE, Statement(" OR ".join([_BEYOND] * len(logs)) or "1 = 0", values)
 
 
-def count_expired(store: DatabaseStore, now: int, keep: int) -> Expired:
+def count_expired(store: Tables, now: int, keep: int) -> Expired:
     """Return how many rows a sweep would delete."""
     counts: list[int] = []
     for table, (condition, values) in _conditions(store, now, keep):
@@ -134,7 +133,7 @@ def count_expired(store: DatabaseStore, now: int, keep: int) -> Expired:
     return Expired(*counts)
 
 
-def delete_expired(store: DatabaseStore, now: int, keep: int, most: int) -> Expired:
+def delete_expired(store: Tables, now: int, keep: int, most: int) -> Expired:
     """Delete at most so many expired rows of each table, in one short transaction each; return how many they were.
 
     It waits for no decision, and a decision waits for it no longer than a batch takes.
@@ -142,8 +141,8 @@ def delete_expired(store: DatabaseStore, now: int, keep: int, most: int) -> Expi
     counts: list[int] = []
     for table, (condition, values) in _conditions(store, now, keep):
 
-        def statement(connection: Connection) -> Statement:
-            skip = connection.skip_locked
+        def statement(dialect: Dialect) -> Statement:
+            skip = dialect.skip_locked
             text = _DELETE_SOME.format(table=table, condition=condition, skip_locked=skip)  # noqa: B023
             return Statement(text, (*values, most))  # noqa: B023
 

@@ -55,8 +55,9 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_quota.core.errors import ConfigurationError
+from django_quota.stores.base import Statement
 from django_quota.stores.database.errors import AnswerTimeoutError
-from django_quota.stores.database.sql import Statement, lock_of
+from django_quota.stores.database.sql import lock_of
 
 FoundRows: TypeAlias = Sequence[Sequence[Any]]
 

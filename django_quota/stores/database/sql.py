@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from django_quota.engine.events import EventRecord
+from django_quota.stores.base import Statement
 from django_quota.stores.database.states import StateRow
 
 STATE_TABLE, EVENT_TABLE, BAN_TABLE = "django_quota_quotastate", "django_quota_quotaevent", "django_quota_quotaban"
@@ -20,14 +21,6 @@ STATE_TABLE, EVENT_TABLE, BAN_TABLE = "django_quota_quotastate", "django_quota_q
 
 SWEEP_HOUR = 3_600_000_000
 """An hour in microseconds: the unit of `hour`, by which a sweep finds expired states."""
-
-
-class Statement(NamedTuple):
-    """A statement of SQL, and its parameters."""
-
-    text: str
-    """With a `?` for each parameter, and no other question mark."""
-    values: Sequence[str | int] = ()
 
 
 def state_id(key: str) -> str:

@@ -17,8 +17,9 @@ from typing import Any
 from django.db import connections
 
 from django_quota.core.clock import machine_now
+from django_quota.stores.base import Statement
 from django_quota.stores.database.errors import NoTurnError
-from django_quota.stores.database.sql import BAN_TABLE, EVENT_TABLE, STATE_TABLE, Statement
+from django_quota.stores.database.sql import BAN_TABLE, EVENT_TABLE, STATE_TABLE
 
 FILE_WAIT = 1.0
 """Seconds that a transaction waits for other processes."""

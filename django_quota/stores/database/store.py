@@ -19,7 +19,7 @@ from django.db import connections
 from django_quota.core.errors import ConfigurationError, StoreBusy, did_you_mean
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
-from django_quota.stores.base import tried
+from django_quota.stores.base import Statement, tried
 from django_quota.stores.breaker import Breaker, GuardedCall, refused_call
 from django_quota.stores.database import sql
 from django_quota.stores.database.connections import TURN_WAIT, Connection, Pool, Turns, deadline
@@ -120,7 +120,7 @@ class DatabaseStore:
             reply, events = operation.run_with_events(states, moment)
             return (reply, not events and not _statements(states)), None
 
-        def decide(connection: Connection) -> tuple[Any, Sequence[sql.Statement]]:
+        def decide(connection: Connection) -> tuple[Any, Sequence[Statement]]:
             found = connection.begin(subjects, sql.select(keys, connection.now))
             states, moment = _states(keys, found, now)
             reply, events = operation.run_with_events(states, moment)
@@ -164,7 +164,7 @@ class DatabaseStore:
         return tried(self.run, operations, now)
 
     def _transact(
-        self, begin: Callable[[Connection], tuple[T, Sequence[sql.Statement] | None]], breaker: Breaker, until: float
+        self, begin: Callable[[Connection], tuple[T, Sequence[Statement] | None]], breaker: Breaker, until: float
     ) -> T:
         """Run a transaction. `begin` begins it, and returns the reply and the statements to commit (None: only a read).
 
@@ -182,7 +182,7 @@ class DatabaseStore:
                 failure = failure_of(error)
             raise failure.error
 
-    def _attempts(self, begin: Callable[[Connection], tuple[T, Sequence[sql.Statement] | None]], until: float) -> T:
+    def _attempts(self, begin: Callable[[Connection], tuple[T, Sequence[Statement] | None]], until: float) -> T:
         """Run a transaction; see `_transact`. Raises the errors of the driver."""
         attempts = 0
         while True:
@@ -205,11 +205,11 @@ class DatabaseStore:
 
     # --- what is asked beside operations ------------------------------------------------------------------------------
 
-    def read(self, query: Callable[[Connection], sql.Statement]) -> Sequence[Sequence[Any]]:
+    def read(self, query: Callable[[Connection], Statement]) -> Sequence[Sequence[Any]]:
         """Return what a query finds, which may depend on the kind of database."""
         return self._transact(lambda connection: (connection.read(query(connection)), None), self._reading, deadline())
 
-    def write(self, statement: Callable[[Connection], sql.Statement]) -> Sequence[Sequence[Any]]:
+    def write(self, statement: Callable[[Connection], Statement]) -> Sequence[Sequence[Any]]:
         """Run a statement in a transaction of its own, which locks no subject; return the rows that it returns."""
         return self._transact(
             lambda connection: (connection.begin((), statement(connection)), ()), self.breaker, deadline()
@@ -217,7 +217,7 @@ class DatabaseStore:
 
     def ping(self) -> None:
         """Ask the database for an answer. Raises `StoreUnavailable`."""
-        self.read(lambda _: sql.Statement("SELECT 1"))
+        self.read(lambda _: Statement("SELECT 1"))
 
     def names(self, matching: str, asked: AskedAgain = asked_once) -> Iterator[str]:
         """Yield the keys that match a pattern; see `Store.names`. It walks through the table, page by page."""
@@ -277,7 +277,7 @@ def _states(keys: Sequence[str], found: Sequence[Sequence[Any]], now: int | None
     return RowStates(keys, rows), clock if now is None else now
 
 
-def _statements(states: RowStates) -> list[sql.Statement]:
+def _statements(states: RowStates) -> list[Statement]:
     """Return the statements that write what has changed."""
     statements = []
     if rows := list(states.written()):

@@ -10,23 +10,19 @@ import asyncio
 import inspect
 import re
 import reprlib
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from django.conf import settings
-from django.core.cache import caches
-from django.core.cache.backends.redis import RedisCache
-from django.utils.module_loading import import_string
 from redis import Connection, ConnectionPool, CredentialProvider, SSLConnection, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from django_quota.core.errors import ConfigurationError, StoreBusy, did_you_mean, without_secrets
+from django_quota.core.errors import ConfigurationError, StoreBusy, without_secrets
 from django_quota.stores.redis.errors import of_this_process
 from django_quota.stores.redis.urls import QUOTE_HINT, Address, RedisOptions, read_server, read_url, url_problem
 
@@ -189,32 +185,6 @@ NAME_A_REDIS = (
     'Name the Redis itself, for example QUOTA = {"REDIS": "redis://127.0.0.1:6379/0"}; or name in QUOTA["CACHE"] an '
     'alias whose BACKEND is "django_redis.cache.RedisCache" or "django.core.cache.backends.redis.RedisCache".'
 )
-_WITHOUT_REDIS = (
-    'Without Redis, use QUOTA = {"STORE": "memory"}, which suits tests and single processes, or "database".'
-)
-
-
-def redis_of_alias(alias: str) -> WhichRedis:
-    """Return the Redis of an alias. Its `problem()` says whether it can serve."""
-    if alias not in settings.CACHES:
-        words = f'QUOTA["CACHE"] is {alias!r}, but there is no such alias in CACHES.'
-        hint = f'Add it, or name the Redis itself in QUOTA["REDIS"].{did_you_mean(alias, settings.CACHES)}'
-        return _NoRedis(alias, RedisProblem("E003", words, hint))
-    path = str(settings.CACHES[alias].get("BACKEND", ""))
-    try:
-        backend = import_string(path)
-    except ImportError as error:
-        return _NoRedis(alias, cannot_serve(f'CACHES["{alias}"] cannot be imported: {error}.', NAME_A_REDIS))
-    if isinstance(backend, type) and issubclass(backend, RedisCache):
-        return _DjangoAlias(alias)
-    django_redis: Any = sys.modules.get("django_redis.cache")  # its backends have imported it
-    if django_redis is not None and isinstance(backend, type) and issubclass(backend, django_redis.RedisCache):
-        from django_quota.stores.redis.django_redis import DjangoRedisAlias  # noqa: PLC0415 — not all sites have it
-
-        return DjangoRedisAlias(alias)
-    words = f'CACHES["{alias}"] is {path}, which cannot run scripts in Redis.'
-    problem = cannot_serve(words, f"{NAME_A_REDIS} {_WITHOUT_REDIS}")
-    return _NoRedis(alias, problem._replace(is_another_cache=True))
 
 
 def cannot_serve(message: str, hint: str) -> RedisProblem:
@@ -253,31 +223,6 @@ class Alias(WhichRedis):
                 hint = f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE_HINT}'
                 return cannot_serve(url_problem(f"The LOCATION of {self.name}", url), hint)
         return None
-
-
-class _NoRedis(Alias):
-    """An alias that is not a Redis."""
-
-    def __init__(self, alias: str, problem: RedisProblem) -> None:
-        super().__init__(alias)
-        self._problem = problem
-
-    def place_problem(self) -> RedisProblem:
-        return self._problem
-
-
-class _DjangoAlias(Alias):
-    """An alias of Django's own `RedisCache`."""
-
-    options_hint = "Use options of redis.ConnectionPool, and paths that lead to classes."
-    separators = ",;"
-
-    def new_pool(self) -> Any:
-        cache: Any = caches.create_connection(self._alias)
-        return cache._cache.get_client(write=True).connection_pool  # noqa: SLF001 — only its client knows the options
-
-    def option(self, name: str) -> Any:
-        return self.options.get(name)
 
 
 # --- QUOTA["REDIS"] ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from redis.exceptions import NoScriptError
 
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
-from django_quota.stores.base import all_well
+from django_quota.stores.base import Server, all_well
 from django_quota.stores.breaker import Breaker, GuardedCall
 from django_quota.stores.patience import AskedAgain, asked_once
 from django_quota.stores.redis.async_wire import AsyncWire, ByLoop, async_wire
@@ -71,10 +71,6 @@ class ServerClient:
             made[1].connection_pool.disconnect()
 
 
-Server = Any
-"""One of the servers of a store; None if there is only one."""
-
-
 class RedisStore:
     """States in a Redis. Its clock is Redis' own."""
 
@@ -119,10 +115,7 @@ class RedisStore:
 
     @contextmanager
     def commands(self, server: Server = None) -> Iterator[Redis]:  # noqa: ARG002 — there is only one
-        """Lend a client for plain commands; the block raises our errors in place of redis-py's.
-
-        `server`: one of `servers` or `by_server`; None: the server of the system keys.
-        """
+        """Lend a client for plain commands; see `RedisServers.commands`."""
         with translated(only=(RedisError, OSError)), self.server.commands() as client:
             yield client
 
