@@ -106,10 +106,10 @@ SPARE = 3_600_000  # of the tests: keys live an hour longer where time is passed
 @pytest.mark.parametrize(
     ("kind", "entries", "given_ttl"),
     [
-        ("r", {"1:1": START + 5 * SECOND, "2:1": START + 7 * SECOND + 1}, 7_001 + SPARE),
-        ("l", {"far": 10**18}, 315_360_000_000),
-        ("day", None, 8 * DAY_MS),
-        ("once", None, 400 * DAY_MS),
+        pytest.param("r", {"1:1": START + 5 * SECOND, "2:1": START + 700 * SECOND + 1}, 700_001 + SPARE, id="last entry"),
+        pytest.param("l", {"far": 10**18}, 315_360_000_000, id="ten years"),
+        pytest.param("day", None, 8 * DAY_MS, id="day"),
+        pytest.param("once", None, 400 * DAY_MS, id="once"),
     ],
 )
 def test_a_key_without_a_ttl_is_given_one(
