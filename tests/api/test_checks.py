@@ -275,6 +275,8 @@ API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
         ({}, {}, True), ({}, {"match": ["/api", "/x/"]}, True), ({}, {"key": "user_or_ip"}, True),
         ({}, {"match": "/api/v1/"}, False), ({}, {"match": {"path": "/", "host": "x.org"}}, False),
         *(({}, fewer, False) for fewer in ({"shadow": True}, {"block": False}, {"methods": ["POST"]}, {"rate": None})),
+        ({"methods": ["POST"]}, {"methods": ["POST", "PUT"]}, True),
+        ({"methods": ["POST", "PUT"]}, {"methods": ["POST"]}, False),
         ({}, {"exclude": "/static/"}, True), ({}, {"exclude": "/api/"}, False),
         ({"match": "api:*"}, {"exclude": "/api/v1/"}, False), ({"match": "api:*"}, {"match": "/api/"}, True),
         *(({"key": key}, {"match": "/x/"}, False) for key in ("cookie:c", "get:q", "json:p", ("ip", "path"))),

@@ -106,7 +106,9 @@ SPARE = 3_600_000  # of the tests: keys live an hour longer where time is passed
 @pytest.mark.parametrize(
     ("kind", "entries", "given_ttl"),
     [
-        pytest.param("r", {"1:1": START + 5 * SECOND, "2:1": START + 700 * SECOND + 1}, 700_001 + SPARE, id="last entry"),
+        pytest.param(
+            "r", {"1:1": START + 5 * SECOND, "2:1": START + 700 * SECOND + 1}, 700_001 + SPARE, id="last entry"
+        ),
         pytest.param("l", {"far": 10**18}, 315_360_000_000, id="ten years"),
         pytest.param("day", None, 8 * DAY_MS, id="day"),
         pytest.param("once", None, 400 * DAY_MS, id="once"),

@@ -129,6 +129,13 @@ class TestGuesses:
 
         assert answers == ["wrong"] * 5 + ["refused"] * 2
 
+    def test_an_empty_password_is_a_guess(self, guess: Callable[..., str]) -> None:
+        """Some directories accept a name with an empty password, so a list of names is tried with it."""
+        with freeze(START):
+            answers = [guess("") for _ in range(6)]
+
+        assert answers == ["wrong"] * 5 + ["refused"]
+
     def test_a_refused_guess_hashes_no_password(self, guess: Callable[..., str], hashed: list[str]) -> None:
         with freeze(START):
             for _ in range(7):

@@ -321,6 +321,26 @@ def test_a_lost_wire_is_one_failure_and_each_call_follows_its_on_unavailable(sil
     assert len(silent) == 1
 
 
+def test_a_connection_on_which_a_server_says_more_than_it_was_asked_is_closed(settings: Any) -> None:
+    opened, closed = list[int](), list[int]()
+
+    def serve(connection: Any) -> None:
+        opened.append(1)
+        while data := connection.recv(65_536):
+            greeting = b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in data else b"+OK\r\n" * data.count(b"*")
+            connection.sendall(greeting + b"+MORE\r\n")
+        closed.append(1)
+
+    async def ask() -> None:
+        assert (await acheck("9/m", "user:1")).degraded
+        async with asyncio.timeout(10):
+            await until(lambda: len(closed) == len(opened) > 0)
+
+    with listening(serve) as port:
+        settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0", 0.3)
+        asyncio.run(ask())
+
+
 def test_the_breaker_opens_after_a_few_lost_wires(silent: list[int]) -> None:
     async def ask() -> None:
         for _ in range(FAILURES + 2):

@@ -257,9 +257,9 @@ def test_a_file_that_somebody_has_locked_is_not_asked_each_time(
     assert begun == [FAILURES]
 
 
-def test_a_file_that_others_write_all_the_time_is_not_an_outage(
-    on_sqlite: DatabaseStore, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def others_write(writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let others write each time a decision waits for the file; returns the clock that measures the wait."""
     clock = Clock()
 
     def write(_: float) -> None:
@@ -269,10 +269,26 @@ def test_a_file_that_others_write_all_the_time_is_not_an_outage(
         writer.execute("BEGIN IMMEDIATE")
 
     monkeypatch.setattr(sqlite, "time", SimpleNamespace(monotonic=clock, sleep=write))
+    return clock
+
+
+@pytest.mark.usefixtures("others_write")
+def test_a_file_that_others_write_all_the_time_is_not_an_outage(on_sqlite: DatabaseStore) -> None:
     for _ in range(FAILURES):
         with pytest.raises(StoreBusy, match="other processes"):
             on_sqlite.run(Set([KEY], 6, 10**12))
     assert not on_sqlite.breaker.has_failed
+
+
+def test_a_decision_waits_once_for_a_file_that_others_write_all_the_time(
+    on_sqlite: DatabaseStore, others_write: Clock
+) -> None:
+    began = others_write.now
+
+    with pytest.raises(StoreBusy):
+        on_sqlite.run(Set([KEY], 6, 10**12))
+
+    assert others_write.now - began < 2 * sqlite.FILE_WAIT
 
 
 def test_a_decision_sees_what_another_process_has_counted_while_it_waited(
