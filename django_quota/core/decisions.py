@@ -127,6 +127,14 @@ class Decision:
         values["_given"], values["_bound"], values["approximate"] = _given, _bound, approximate
 
     @classmethod
+    def approximately_allowed(cls, given: Callable[[], Outcomes]) -> Decision:
+        """Make the decision that allows a hit by units that were taken ahead. `given` reads the outcomes."""
+        made = object.__new__(cls)
+        values = made.__dict__  # only what differs from the defaults, which the class has
+        values["allowed"], values["_given"], values["approximate"] = True, given, True
+        return made
+
+    @classmethod
     def of(cls, outcomes: Outcomes, *, degraded: bool = False) -> Decision:
         """Make the decision from its outcomes, at least one."""
         binding = _strictest(outcomes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django_quota.core.algorithms import STOCK, Algorithm, Limit, Parameters
 from django_quota.core.algorithms.stock import StockLimit, Total
@@ -66,6 +66,9 @@ class CompiledRule:
     `subject`: only for a counter of a group, whose keys do not begin with those of the subject.
     """
 
+    any_prefetches: ClassVar[bool] = False
+    """Whether any rule of this process has been one with `prefetch`. Until then, no call looks for units ahead."""
+
     def __init__(self, rules: Sequence[Asked], subject: str | None = None) -> None:
         self.rules = rules
         self.rule = rule = rules[0]
@@ -83,10 +86,15 @@ class CompiledRule:
         """The end of the key of the refusals that lead to a ban; empty if the rule bans nobody."""
         self.allowed, self.refused, self.shadowed = f"{self.field}:a", f"{self.field}:r", f"{self.field}:s"
         """The fields in which the metrics count what the rule allows, refuses, or would refuse as a shadow."""
+        self.spent = f"{self.field}:p"
+        """The field in which the metrics count the hits of the rule that were spent of what a process took ahead."""
         self.lease = min(rule.lease for rule in rules)
         """How long a process may spend units of the rule that it took ahead, in microseconds; 0 if it takes none."""
-        self.ahead = [ahead_part(limit) for limit in limits.values() if isinstance(limit, Limit)] if self.lease else []
+        self.ahead: list[str] = []
         """The ends of the keys of the units that processes have taken ahead, one for each limit."""
+        if self.lease:
+            self.ahead = [ahead_part(limit) for limit in limits.values() if isinstance(limit, Limit)]
+            CompiledRule.any_prefetches = True
         self._key_ends = ["s", *limits, *([self.refusals] if self.refusals else []), *self.ahead]
         self.number_of_keys = len(self._key_ends)
         """How many keys a hit has, without that of its day."""

@@ -21,6 +21,7 @@ from django_quota.core.rules import OF_REQUESTS, CallOptions, Rule, default_tier
 from django_quota.core.takes import CounterEntry, Take
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask, Place
+from django_quota.engine.compiled import CompiledRule
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.resolving import AskMode
 from django_quota.limiting.asking import asked_by_flow, value_digest
@@ -60,6 +61,10 @@ def check(
     `ConfigurationError` if the client of a request has no address. While the store does not answer, nothing is raised
     and the Decision is `degraded`.
     """
+    if CompiledRule.any_prefetches and not (force or rule_options or value is not None):
+        spent = _spend(rule_or_rate, subject, cost)
+        if spent is not None:
+            return spent
     asking = ask_flow(rule_or_rate, subject, cost, value, rule_options)
     return run_call(_decided_flow(asking, "force" if force else "check"))
 
@@ -74,6 +79,10 @@ async def acheck(
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Take a hit without blocking the event loop; see `check`."""
+    if CompiledRule.any_prefetches and not (force or rule_options or value is not None):
+        spent = _spend(rule_or_rate, subject, cost)
+        if spent is not None:
+            return spent
     asking = ask_flow(rule_or_rate, subject, cost, value, rule_options)
     return await run_async(_decided_flow(asking, "force" if force else "check"))
 
@@ -248,6 +257,25 @@ def answer_flow(asks: Sequence[Ask], mode: AskMode, *, reports_allowed: bool = T
 def settlement_flow(settlement: Settlement) -> Flow[Decision]:
     """Settle what was taken. If `ENABLED` is false, only counters are settled."""
     return get_limiter().settle_flow(settlement, counters_only=not current().enabled)
+
+
+def _spend(rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None) -> Decision | None:
+    """Decide a check by what this process has taken ahead, before anything is made for the store.
+
+    None, and nothing is spent, if the limiter must decide it.
+    """
+    limiter = get_limiter()
+    if not limiter.prefetch.table:
+        return None
+    rule = rule_or_rate if isinstance(rule_or_rate, Rule) else _rule_of_call(rule_or_rate, {})
+    if not isinstance(subject, str):
+        if django_request(subject) is not None or not is_user(subject):
+            return None
+        subject = user_subject(subject)
+    if not rule.is_plain:
+        rule = rule_without_request(rule, subject, cost, None)
+    units: Any = rule.cost if cost is None else cost
+    return limiter.spend(rule, subject, units) if type(units) is int and current().enabled else None
 
 
 def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode) -> Flow[Decision]:

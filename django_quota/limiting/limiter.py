@@ -18,9 +18,11 @@ from django_quota.core.decisions import Decision, updated
 from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreFull, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.core.overrides import OverrideTable
+from django_quota.core.rules import Rule
 from django_quota.engine.answers import Answer, Standing, answered
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import EventKind
+from django_quota.engine.compiled import CompiledRule
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG
 from django_quota.engine.hits import Hit
@@ -60,7 +62,7 @@ class Limiter:
         """The store for features that raise `StoreUnavailable`."""
         self.fallback = Fallback(Workers(store) if store.is_shared else None)
         self.refusals = Refusals(self.unasked, self.metrics)
-        self.prefetch = Prefetch(self.unasked, lambda: self.fallback.number_of_workers)
+        self.prefetch = Prefetch(self.unasked, self.metrics, lambda: self.fallback.number_of_workers)
         self._skew = 0
         """Microseconds by which the store's clock is ahead of ours."""
 
@@ -75,6 +77,22 @@ class Limiter:
     def decide(self, asks: Sequence[Ask], mode: AskMode) -> Decision:
         """Decide what is asked; see `answer_flow`."""
         return run_sync(self.answer_flow(asks, mode)).decision
+
+    def spend(self, rule: Rule, subject: str, cost: int) -> Decision | None:
+        """Decide a check by what this process has taken ahead, count it and notify the observers.
+
+        None, and nothing is spent, if `answer_flow` must decide it.
+        """
+        began = perf_counter_ns() if receivers else 0
+        if overrides.refreshing() is not None:
+            return None
+        parts = self.prefetch.spend(((rule, subject, cost, "", False),), overrides.table, decides=True)
+        if parts is None:
+            return None
+        decision = Decision.approximately_allowed(parts)
+        if receivers:
+            notify(decision, began)
+        return decision
 
     def answer_flow(
         self, asks: Sequence[Ask], mode: AskMode, *, counters_only: bool = False, reports_allowed: bool = True
@@ -180,10 +198,10 @@ class Limiter:
         refreshing = overrides.refreshing()
         if refreshing is not None:
             yield refreshing
-        if self.prefetch.table and asks and mode == "check":
-            spent = self.prefetch.spend(asks, overrides.table)
-            if spent is not None:
-                return spent
+        if self.prefetch.table and asks and mode == "check" and not counters_only:
+            parts = self.prefetch.spend(asks, overrides.table, decides=False)
+            if parts is not None:
+                return parts.answer(asks)
         frozen = frozen_now()
         now = machine_now() if frozen is None else frozen
         resolved = resolve(asks, overrides.table, now, mode=mode, counters_only=counters_only)
@@ -235,7 +253,7 @@ class Limiter:
         self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
         """Return the flow that asks the store; it also returns what this process has taken ahead."""
-        if not takes_ahead(hits):
+        if not (CompiledRule.any_prefetches and takes_ahead(hits)):
             return self._ask_flow(hits, resolved, mode, scope, frozen)
         ask = partial(self._ask_flow, resolved=resolved, mode=mode, scope=scope, frozen=frozen)
         return self.prefetch.around_flow(resolved, hits, mode, overrides.table, ask)
@@ -281,10 +299,13 @@ class Limiter:
     def _note(self, answer: Answer, *, is_reported: bool = True) -> Sequence[Announcement]:
         """Count a decision, unless it was a guess without the store; return the signals to send."""
         decided_at = answer.decided_at
-        if answer.numbers is None and answer.has_groups:
+        if answer.numbers is None and answer.spent_at is None and answer.has_groups:
             _log_shadows(answer.decision)
         if is_reported:
-            if decided_at is not None:
+            if answer.spent_at is not None:
+                for hit in answer.hits:
+                    self.metrics.count_spent(answer.spent_at, hit.compiled.spent, 1)
+            elif decided_at is not None:
                 self.metrics.count(decided_at, answer)
             elif answer.resolved.by_override and not answer.hits:
                 self.metrics.count_overrides(answer)

@@ -17,17 +17,18 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from sys import maxsize
 from typing import NamedTuple
 
 from django_quota.conf import time_zone
 from django_quota.core import clock
 from django_quota.core.algorithms.fixed_window import FixedWindow
 from django_quota.core.clock import SECOND, frozen_now
-from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.decisions import Decision, Outcome, Outcomes
 from django_quota.core.flow import Flow
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.overrides import Override, OverrideTable
@@ -38,6 +39,8 @@ from django_quota.engine.codec import Flag
 from django_quota.engine.hits import NOTHING_AHEAD, Ahead, Hit
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.resolving import AskMode, Resolved
+from django_quota.limiting.flusher import flusher
+from django_quota.limiting.metrics import DecisionMetrics
 from django_quota.limiting.unasked import UnaskedHits, place_of_hit
 
 MAX_DEMANDS = 4_096
@@ -49,20 +52,21 @@ MIN_DEMAND = 8
 MARGIN = 100
 """A lease ends a hundredth of itself sooner here, because clocks do not run at quite the same speed."""
 
-_BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+_machine_clock: Callable[[], int] = time.monotonic_ns
+"""In nanoseconds."""
+if hasattr(time, "CLOCK_BOOTTIME"):
+    _machine_clock = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 
 
 def _clock() -> int:
     """Return microseconds that never go back, and that pass while the machine sleeps; in tests the time of `freeze`."""
     frozen = frozen_now()
-    if frozen is not None:
-        return frozen
-    return (time.monotonic_ns() if _BOOT_CLOCK is None else time.clock_gettime_ns(_BOOT_CLOCK)) // 1_000
+    return _machine_clock() // 1_000 if frozen is None else frozen
 
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """Units that this process has taken ahead. All but `left` and `spent` stay."""
+    """Units that this process has taken ahead."""
 
     id: str
     left: int
@@ -73,11 +77,20 @@ class _Share:
     ahead: int
     """How far the clock of the store is ahead of `_clock`, in microseconds."""
     hit: Hit
+    """The hit with which it was taken, with the day on which it is spent."""
     outcomes: Sequence[Outcome]
     """What the store said of the limits when it granted the share."""
     override: Override | None
     """The override under which it was taken."""
+    day_ends: int
+    """When the day ends on which it is spent, by the clock of the store; far away if its hits do not count by day."""
     spent: int = 0
+    hits: int = 0
+    """How many hits spent of it and wait to be counted by day."""
+    units: int = 0
+    """The units of these hits."""
+    parts: int = 0
+    """How many of them belong to requests that the limiter counts in the metrics when they are decided."""
 
     def outcomes_at(self, cost: int, spent: int, now: int) -> list[Outcome]:
         """Return the outcomes of a hit that was spent of the share, as far as this process knows."""
@@ -95,8 +108,34 @@ def _later(outcome: Outcome, cost: int, spent: int, seconds: float) -> Outcome:
     )
 
 
-_Spent = tuple[_Share, int, int, int]
+_Asking = tuple[Asked, str, int, str, bool]
+"""What an `Ask` has."""
+
+_Part = tuple[_Share, int, int, int]
 """A share, what a hit spent of it, what was spent of it after that, and when, by `_clock`."""
+
+
+class Parts(list[_Part]):
+    """What was spent for one request, of all the shares that it needs. Called, it returns the outcomes."""
+
+    __slots__ = ()
+
+    def __call__(self) -> Outcomes:
+        return tuple([each for share, *spent in self for each in share.outcomes_at(*spent)])
+
+    @property
+    def moment(self) -> int:
+        """When it was spent, by the clock of the store (microseconds)."""
+        share, _, _, now = self[0]
+        return now + share.ahead
+
+    def answer(self, asks: Sequence[Ask]) -> Answer:
+        """Return the answer to what was asked."""
+        moment = self.moment
+        hits = [share.hit._replace(cost=cost) for share, cost, *_ in self]
+        shares = [share.id for share, *_ in self]
+        decision = Decision.approximately_allowed(self)
+        return Answer(Resolved(asks, asks, moment), decision, hits, spent_at=moment, shares=shares)
 
 
 @dataclass(slots=True, eq=False)
@@ -127,11 +166,13 @@ class _Question(NamedTuple):
 class Prefetch:
     """The shares of this process. Any thread may use it."""
 
-    def __init__(self, unasked: UnaskedHits, number_of_workers: Callable[[], int]) -> None:
+    def __init__(self, unasked: UnaskedHits, metrics: DecisionMetrics, number_of_workers: Callable[[], int]) -> None:
         self._unasked = unasked
+        self._metrics = metrics
         self._number_of_workers = number_of_workers
         self.after_fork()
         register_fork_aware(self)
+        unasked.collect = metrics.collect = self.count_waiting
 
     def after_fork(self) -> None:
         """Start empty in a forked process: the shares are the parent's."""
@@ -145,56 +186,73 @@ class Prefetch:
 
     # --- spending -----------------------------------------------------------------------------------------------------
 
-    def spend(self, asks: Sequence[Ask], overrides: OverrideTable) -> Answer | None:
+    def spend(self, asks: Iterable[_Asking], overrides: OverrideTable, *, decides: bool) -> Parts | None:
         """Spend what is asked of the shares of this process; None, and nothing is spent, if the store must decide.
 
-        `asks`: at least one.
+        `asks`: at least one. `decides`: whether this decides the whole request, so that the metrics count it.
         """
-        now, table, found = _clock(), self.table, []
-        for rule, subject, cost, value, is_estimate in asks:
-            entry = table.get((id(rule), subject))
-            if entry is None or (share := entry.share) is None or share.left < cost:
-                return None
-            if not cost or value or is_estimate or not share.begins <= now < share.ends:
-                return None
-            if overrides.by_pk and overrides.find(rule.name, subject, clock.now()) is not share.override:
-                return None
-            found.append((entry, share, cost))
-        parts: list[_Spent] = []
-        with self._lock:
-            for entry, share, cost in found:
-                if entry.share is not share or share.left < cost:  # another thread was faster, or it is asked twice
-                    self._take_back(parts)
+        now, find, parts = _clock(), self.table.get, Parts()
+        lock = self._lock
+        lock.acquire()  # a `with` takes twice as long
+        try:
+            for rule, subject, cost, _, is_estimate in asks:
+                entry = find((id(rule), subject))
+                share = None if entry is None else entry.share
+                if (
+                    entry is None
+                    or share is None
+                    or is_estimate
+                    or not 0 < cost <= share.left
+                    or not share.begins <= now < share.ends
+                    or (overrides.by_pk and overrides.find(rule.name, subject, clock.now()) is not share.override)
+                ):
+                    self._take_back(parts, decides=decides)
                     return None
-                entry.asked += cost
+                if now + share.ahead >= share.day_ends:
+                    self._begin_day(share, now + share.ahead)
                 share.left -= cost
-                share.spent += cost
-                parts.append((share, cost, share.spent, now))
-        moment, hits = now + parts[0][0].ahead, []
-        for spent_of, cost, _, _ in parts:
-            hit = spent_of.hit
-            if cost != hit.cost:
-                hit = hit._replace(cost=cost)
-            if hit.day is not None:
-                hit = self._counted_by_day(hit, moment)
-            hits.append(hit)
-        decision = Decision(True, _given=partial(_outcomes, parts), approximate=True)
-        resolved = Resolved(asks, asks, moment)
-        return Answer(resolved, decision, hits, spent_at=moment, shares=[share.id for share, *_ in parts])
+                share.spent = spent = share.spent + cost
+                share.hits += 1
+                share.units += cost
+                if not decides:
+                    share.parts += 1
+                parts.append((share, cost, spent, now))
+        finally:
+            lock.release()
+        if not flusher.is_woken:
+            flusher.wake()
+        return parts
 
     @staticmethod
-    def _take_back(parts: Sequence[_Spent]) -> None:
+    def _take_back(parts: Sequence[_Part], *, decides: bool) -> None:
         """Undo what a request has spent of its first shares: it needs all."""
         for share, cost, _, _ in parts:
             share.left += cost
             share.spent -= cost
+            share.hits -= 1
+            share.units -= cost
+            share.parts -= not decides
 
-    def _counted_by_day(self, hit: Hit, moment: int) -> Hit:
-        """Count a hit for its day, as the store does for what it decides; return it with that day."""
-        if hit.day is not None and moment >= hit.day.ends:
-            hit = hit.at(moment, time_zone())
-        self._unasked.add(place_of_hit(hit), {"a": 1, "u": hit.cost - 1})
-        return hit
+    def count_waiting(self) -> None:
+        """Count what was spent since the last time, in the metrics and by day."""
+        with self._lock:
+            for entry in self.table.values():
+                self._count(entry.share)
+
+    def _count(self, share: _Share | None) -> None:
+        if share is None or not share.hits:
+            return
+        if share.hits > share.parts:
+            self._metrics.count_spent(share.begins + share.ahead, share.hit.compiled.spent, share.hits - share.parts)
+        if share.hit.day is not None:
+            self._unasked.add(place_of_hit(share.hit), {"a": share.hits, "u": share.units - share.hits})
+        share.hits = share.units = share.parts = 0
+
+    def _begin_day(self, share: _Share, moment: int) -> None:
+        """Count what was spent until now for the day before, as the store does for what it decides."""
+        self._count(share)
+        share.hit = share.hit.at(moment, time_zone())
+        share.day_ends = _day_ends(share.hit)
 
     # --- asking the store ---------------------------------------------------------------------------------------------
 
@@ -228,6 +286,9 @@ class Prefetch:
                 if hit.ahead is not None and is_single:
                     entry = self._entry(asked[hit.place], now)
                     share, entry.share = entry.share, None
+                    if share is not None:
+                        entry.asked += share.spent
+                        self._count(share)
                     wish = self._wish(entry, hit, now) if mode == "check" else 0
                     hits[number] = hit._replace(ahead=NOTHING_AHEAD if share is None else Ahead(share.id, share.spent))
                     found.append((number, entry, wish))
@@ -264,11 +325,13 @@ class Prefetch:
     def _drop_idle(self, now: int) -> None:
         """Forget the subjects without a share; at most once a second, since it looks at all."""
         self._dropped = now
-        self.table = {
-            key: entry
-            for key, entry in self.table.items()
-            if entry.is_taking or (entry.share is not None and entry.share.begins <= now < entry.share.ends)
-        }
+        kept = {}
+        for key, entry in self.table.items():
+            if entry.is_taking or (entry.share is not None and entry.share.begins <= now < entry.share.ends):
+                kept[key] = entry
+            else:
+                self._count(entry.share)
+        self.table = kept
 
     def _wish(self, entry: _Entry, hit: Hit, now: int) -> int:
         """Count a hit; return how many units to take: what a lease needs at the present pace, at most twice as many."""
@@ -304,6 +367,7 @@ class Prefetch:
                     hit=hit,
                     outcomes=[each for each in answer.decision.outcomes if (each.rule, each.subject) == hit.place],
                     override=overrides.find(entry.rule.name, hit.subject, answer.resolved.now),
+                    day_ends=_day_ends(hit),
                 )
                 entry.since, entry.asked = question.began, 0
 
@@ -330,6 +394,7 @@ class Prefetch:
         """End the shares of these subjects: what was spent of them is forgiven. None: forget all there is."""
         with self._lock:
             if subjects is None:
+                self.count_waiting()
                 self.table.clear()
                 return
             for (_, subject), entry in self.table.items():
@@ -337,8 +402,8 @@ class Prefetch:
                     entry.share.left = entry.share.spent = 0
 
 
-def _outcomes(parts: Sequence[_Spent]) -> tuple[Outcome, ...]:
-    return tuple([each for share, *spent in parts for each in share.outcomes_at(*spent)])
+def _day_ends(hit: Hit) -> int:
+    return maxsize if hit.day is None else hit.day.ends
 
 
 def takes_ahead(hits: Sequence[Hit]) -> bool:

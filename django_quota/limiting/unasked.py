@@ -86,6 +86,8 @@ class UnaskedHits:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.collect: Callable[[], object] = lambda: None
+        """Counts what waits elsewhere; see `prefetch`."""
         self.after_fork()
         register_fork_aware(self)
         flusher.add(self)
@@ -164,6 +166,7 @@ class UnaskedHits:
 
     def flush(self) -> None:
         """Count the hits. Raises `StoreUnavailable` if the store does not answer; then they wait for the next round."""
+        self.collect()
         is_again = bool(self._unanswered)
         failures = self._send()
         if is_again and not failures:

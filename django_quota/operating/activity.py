@@ -64,6 +64,8 @@ class RuleActivity:
     refused: int = 0
     shadowed: int = 0
     """What a shadow rule let through although the limit was reached."""
+    spent: int = 0
+    """What was allowed without a call to the store, since it was taken ahead; see `prefetch`."""
     minutes: list[Minute] = field(default_factory=list)
     """The last `MINUTES`, the oldest first; empty for the rules that are summed up."""
     rate: float = 0.0
@@ -90,7 +92,8 @@ class RuleActivity:
 
     def add(self, counts: Mapping[str, int]) -> None:
         """Add counts, by the letter of their field."""
-        self.allowed += counts.get("a", 0)
+        self.allowed += counts.get("a", 0) + counts.get("p", 0)
+        self.spent += counts.get("p", 0)
         self.refused += counts.get("r", 0)
         self.shadowed += counts.get("s", 0)
 
@@ -286,8 +289,8 @@ def _add_minutes(store: Store, now: int, rules: Sequence[RuleActivity]) -> None:
     else:
         minutes = _hashes(store, names)
     for rule in rules:
-        a, r, s = (f"{rule.part}{suffix}" for suffix in (":a", ":r", ":s"))
-        rule.minutes = [Minute(each.get(a, 0), each.get(r, 0) + each.get(s, 0)) for each in minutes]
+        a, p, r, s = (f"{rule.part}{suffix}" for suffix in (":a", ":p", ":r", ":s"))
+        rule.minutes = [Minute(each.get(a, 0) + each.get(p, 0), each.get(r, 0) + each.get(s, 0)) for each in minutes]
         rule.rate = sum(rule.minutes[-1]) + sum(rule.minutes[-2]) * (1 - now % MINUTE / MINUTE)
 
 
@@ -301,7 +304,7 @@ def _rules(counts: Mapping[str, int], most: int = RULES) -> list[RuleActivity]:
     rest = rules.pop(OTHER, RuleActivity(OTHER))
     order = sorted(rules.values(), key=lambda rule: (-rule.total, rule.part))
     for rule in order[most:]:
-        rest.add({"a": rule.allowed, "r": rule.refused, "s": rule.shadowed})
+        rest.add({"a": rule.allowed - rule.spent, "p": rule.spent, "r": rule.refused, "s": rule.shadowed})
     return [*order[:most], *([rest] if rest.total else [])]
 
 

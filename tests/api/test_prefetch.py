@@ -1,24 +1,30 @@
 """`prefetch`: a busy process takes units ahead. What it spends is counted like any other hit, and never twice."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 
-from django_quota import Rule, acheck, check, check_all, peek, refund, reserve, reset
+from django_quota import Decision, Rule, acheck, check, check_all, peek, refund, reserve, reset
 from django_quota.conf import rule_of
+from django_quota.core.clock import DAY
+from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
 from django_quota.engine.asks import Ask
 from django_quota.limiting import prefetch
+from django_quota.limiting.metrics import observe, unobserve
 from django_quota.limiting.registry import get_limiter
+from django_quota.operating.activity import running_totals
 from django_quota.operating.inspection import load_snapshot
 from django_quota.signals import near_limit
 from django_quota.testing import freeze
+from django_quota.testing.kit import QuotaKit
 from tests.support.calls import calls_of
 from tests.support.commands import said
-from tests.support.counts import checks_of, checks_of_today, count_what_waits
+from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of
 from tests.support.memory import know_of_processes
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
@@ -184,8 +190,90 @@ class TestAPlan:
             assert run_sync(limiter.undo_flow(answer.receipt())).remaining == 950
 
 
+@pytest.mark.usefixtures("memory_store")
+class TestACallThatIsSpent:
+    """Such a call is decided before anything is made for the store."""
+
+    @pytest.fixture(autouse=True)
+    def no_decider(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+        """Return a function after which the limiter decides nothing any more."""
+        settings.QUOTA = {
+            **settings.QUOTA,
+            "RULES": {
+                "named": {"rate": "1000/m", "prefetch": True},
+                "tiers": {"rate": {"anonymous": "1000/m", "authenticated": "2000/m"}, "prefetch": True},
+            },
+        }
+
+        def decide(*_: object, **__: object) -> None:
+            raise AssertionError("the limiter was asked")
+
+        with freeze(START):
+            yield lambda: monkeypatch.setattr(get_limiter(), "answer_flow", decide)
+
+    @pytest.mark.parametrize(
+        ("rule", "subject", "cost"),
+        [
+            pytest.param(HOT, SUBJECT, None, id="a rule"),
+            pytest.param("named", SUBJECT, None, id="the name of a rule"),
+            pytest.param("tiers", SUBJECT, None, id="a rule with tiers"),
+            pytest.param("named", User(pk=7), None, id="a user"),
+            pytest.param("named", SUBJECT, 3, id="a cost"),
+        ],
+    )
+    def test_does_without_the_limiter(self, no_decider: Any, rule: Any, subject: Any, cost: int | None) -> None:
+        allowed(8, rule, subject)
+        no_decider()
+        assert check(rule, subject, cost).approximate
+
+    def test_does_without_the_limiter_in_async_code(self, no_decider: Any) -> None:
+        allowed(8)
+        no_decider()
+        assert asyncio.run(acheck(HOT, SUBJECT)).approximate
+
+    @pytest.mark.parametrize("cost", [0, True, 1.0, "1"])
+    def test_refuses_a_wrong_cost(self, cost: Any) -> None:
+        allowed(8)
+        with pytest.raises(RuleError):
+            check(HOT, SUBJECT, cost)
+
+    def test_is_only_allowed_while_limits_are_off(self, no_decider: Any) -> None:
+        allowed(8)
+        with QuotaKit().off():
+            assert not check(HOT, SUBJECT).approximate
+
+    def test_is_observed(self, no_decider: Any) -> None:
+        seen: list[bool] = []
+
+        def note(decision: Decision) -> None:
+            seen.append(decision.approximate)
+
+        allowed(8)
+        observe(note)
+        try:
+            check(HOT, SUBJECT)
+        finally:
+            unobserve(note)
+        assert seen == [True]
+
+    def test_is_counted_as_a_call_that_was_saved(self, asked: list[int]) -> None:
+        allowed(50)
+        calls = len(asked)
+        (rule,) = running_totals().rules
+        assert (rule.rule, rule.allowed, rule.spent) == ("hot", 50, 50 - calls)
+
+
 @pytest.mark.usefixtures("redis_cache")
 class TestASpentHit:
+    def test_is_counted_on_the_day_on_which_it_is_spent(self) -> None:
+        midnight = START // DAY * DAY + DAY
+        with freeze(midnight - LEASE // 2):
+            allowed(20, subject="user:1")
+        with freeze(midnight):
+            assert check(HOT, "user:1").approximate
+            assert count_what_waits()
+            assert list(days_of("user:1").values()) == [{"hot": (20, 0)}, {"hot": (1, 0)}]
+
     def test_is_counted_by_day_and_in_the_metrics(self) -> None:
         with freeze(START):
             assert allowed(50, subject="user:1") == 50
