@@ -19,6 +19,7 @@ from django_quota.admin.base import PageAdmin, names_among
 from django_quota.admin.charts import sparkline
 from django_quota.admin.wording import algorithm_in_words, local_moment, value_in_words
 from django_quota.conf import current
+from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import Rule, is_valid_name
@@ -114,6 +115,9 @@ def _facts(rule: Rule) -> Iterator[tuple[str | Promise, str | Promise]]:
         if match is not None:
             yield title, ", ".join(pattern.text for pattern in match.patterns)
     yield _("Algorithm"), algorithm_in_words(rule.algorithm)
+    if rule.lease:
+        words = _("each process for %(seconds)s s, all processes at most half of what is left")
+        yield _("Taken ahead"), words % {"seconds": f"{rule.lease / SECOND:g}"}
     for field in fields(Rule):
         value = getattr(rule, field.name)
         if field.init and field.name not in _SHOWN and field.default is not MISSING and value != field.default:

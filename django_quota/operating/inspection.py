@@ -18,7 +18,7 @@ from django.utils.translation import gettext, gettext_lazy
 
 from django_quota.conf import current, rule_of
 from django_quota.core import keys
-from django_quota.core.clock import frozen_now
+from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Outcome, Why
 from django_quota.core.errors import RuleError, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
@@ -105,6 +105,8 @@ class LimitStatus:
     """Whether the limit only reports and never refuses."""
     taken_ahead: int = 0
     """Of the used units those that processes have taken ahead and not returned; see `prefetch`."""
+    prefetch: float = 0.0
+    """For how many seconds a process takes units ahead; 0.0 if it takes none."""
 
     @property
     def refuses(self) -> bool:
@@ -322,7 +324,12 @@ def _peek_at(
         tier, (rule, *others) = asked[outcome.rule]
         limit = _under(standing.instead, LimitStatus.of(outcome, standing.key, tier))
         is_last_tier = tier != "" and snapshot.tiers.get(outcome.rule) == tier
-        limit = replace(limit, is_last_tier=is_last_tier, taken_ahead=out.get(keys.ahead_key(standing.key), 0))
+        limit = replace(
+            limit,
+            is_last_tier=is_last_tier,
+            taken_ahead=out.get(keys.ahead_key(standing.key), 0),
+            prefetch=rule.lease / SECOND,
+        )
         if others and not limit.used:
             continue
         if snapshot.refuses and limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow:

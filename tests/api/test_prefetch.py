@@ -331,11 +331,23 @@ def test_the_status_of_a_subject_says_how_many_units_are_out(either_store: Any, 
         assert (limit.used, limit.taken_ahead) == (8 + 16, 16)
 
 
-def test_quota_status_shows_what_is_taken_ahead(redis_cache: Any, settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"hot": {"rate": "1000/m", "prefetch": True}}}
-    with freeze(START):
-        allowed(8, "hot")
+class TestQuotaStatus:
+    @pytest.fixture(autouse=True)
+    def some_are_taken_ahead(self, redis_cache: None, settings: Any) -> Iterator[None]:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"hot": {"rate": "1000/m", "prefetch": True}}}
+        with freeze(START):
+            allowed(8, "hot")
+            yield
+
+    def test_says_that_a_rule_takes_units_ahead(self) -> None:
+        assert "hot: 1000/m by sliding_window, prefetch for 1.2 s" in said("quota_status", SUBJECT)
+
+    def test_says_how_many_are_out(self) -> None:
         assert "24 of 1000 used (16 of them taken ahead), 976 left" in said("quota_status", SUBJECT)
+
+    def test_says_both_as_json(self) -> None:
+        (limit,) = [each for each in said("quota_status", SUBJECT, "--json")["limits"] if each["rule"] == "hot"]
+        assert (limit["prefetch"], limit["taken_ahead"]) == (1.2, 16)
 
 
 @pytest.mark.usefixtures("memory_store")

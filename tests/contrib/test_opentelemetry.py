@@ -22,8 +22,10 @@ from django_quota.engine.system_operations import FIELDS
 from django_quota.exceptions import QuotaExceeded
 from django_quota.limiting import metrics
 from django_quota.metrics import counted, observe, unobserve
+from django_quota.testing import freeze
 from tests.support.outages import no_answer
 from tests.support.pages import marked, read
+from tests.support.steps import START
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 APP = "django_quota.contrib.opentelemetry"
@@ -38,15 +40,22 @@ class Meters:
 
     def points(self, name: str, value: str) -> dict[tuple[str, str], Any]:
         """Return this value of the points of an instrument, by rule and outcome."""
-        data: Any = self.reader.get_metrics_data()
         return {
             (point.attributes["quota.rule"], point.attributes["quota.outcome"]): getattr(point, value)
-            for resource in ([] if data is None else data.resource_metrics)
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            if metric.name == name
-            for point in metric.data.data_points
+            for point in self._points(name)
         }
+
+    def of_rules(self, name: str) -> dict[str, int]:
+        """Return the points of a counter by rule alone."""
+        return {point.attributes["quota.rule"]: point.value for point in self._points(name)}
+
+    def _points(self, name: str) -> Iterator[Any]:
+        data: Any = self.reader.get_metrics_data()
+        for resource in [] if data is None else data.resource_metrics:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    if metric.name == name:
+                        yield from metric.data.data_points
 
     @property
     def checks(self) -> dict[tuple[str, str], int]:
@@ -82,6 +91,15 @@ def test_each_check_counts_by_rule_and_outcome_and_takes_its_time_once(meters: M
     assert sum(meters.durations.values()) == 12
     data: Any = meters.reader.get_metrics_data()
     assert "secret" not in data.to_json()
+
+
+def test_checks_that_asked_no_store_are_counted_by_rule(meters: Meters) -> None:
+    rule = Rule.make("hot", "1000/m", prefetch=True)
+    with freeze(START):
+        decisions = [check(rule, "user:1") for _ in range(50)]
+    saved = sum(decision.approximate for decision in decisions)
+    assert saved
+    assert meters.of_rules("quota.prefetched") == {"hot": saved}
 
 
 def test_the_bounds_of_the_histogram_suit_checks(meters: Meters) -> None:

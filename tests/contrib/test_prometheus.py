@@ -89,6 +89,16 @@ class TestCollector:
             ("quota_leases_limit", "export"): 6,
         }
 
+    def test_it_has_the_checks_that_asked_no_store(self) -> None:
+        rule = Rule.make("hot", "1000/m", prefetch=True)
+        with freeze(START):
+            decisions = [check(rule, "user:1") for _ in range(50)]
+            found = samples()
+        saved = sum(decision.approximate for decision in decisions)
+        assert saved
+        assert found["quota_checks_total", "hot", "allowed"] == 50
+        assert found["quota_prefetched_total", "hot"] == saved
+
     def test_rules_past_the_cap_are_one_and_no_total_ever_falls(self) -> None:
         """A counter that falls looks like a restart to Prometheus."""
         store = current_store()

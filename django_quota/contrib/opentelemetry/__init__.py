@@ -28,6 +28,11 @@ class DecisionRecorder:
         self._checks = meter.create_counter(
             "quota.checks", unit="{check}", description="Checks by rule and outcome: each rule of a decision."
         )
+        self._prefetched = meter.create_counter(
+            "quota.prefetched",
+            unit="{check}",
+            description="Allowed checks that asked no store, since a process had taken units ahead.",
+        )
         self._duration = meter.create_histogram(
             "quota.check.duration",
             unit="s",
@@ -45,6 +50,8 @@ class DecisionRecorder:
         else:
             for rule, _, outcome in counted(decision):
                 self._checks.add(1, self._attributes(rule, outcome))
+                if decision.approximate and outcome == "allowed":
+                    self._prefetched.add(1, {"quota.rule": self._labels.of(rule)})
         if seconds is not None:
             word = DEGRADED if decision.degraded else "allowed" if decision.allowed else "refused"
             self._duration.record(seconds, self._attributes(decision.rule, word))

@@ -38,8 +38,10 @@ class QuotaCollector(Collector):
 
 
 def _of_store(totals: RunningTotals) -> Iterator[Metric]:
-    counts = Counter[tuple[str, str]]()
+    counts, prefetched = Counter[tuple[str, str]](), Counter[str]()
     for rule in totals.rules:
+        if rule.spent:
+            prefetched[rule.label] += rule.spent
         counts[rule.label, "allowed"] += rule.allowed
         counts[rule.label, "refused"] += rule.refused
         counts[rule.label, "shadowed"] += rule.shadowed
@@ -47,6 +49,11 @@ def _of_store(totals: RunningTotals) -> Iterator[Metric]:
     for labels, count in counts.items():
         checks.add_metric(labels, count)
     yield checks
+    words = "Allowed checks that asked no store, since a process had taken units ahead."
+    ahead = CounterMetricFamily("quota_prefetched", words, labels=("rule",))
+    for name, count in prefetched.items():
+        ahead.add_metric((name,), count)
+    yield ahead
     outages = CounterMetricFamily("quota_outages", "Outages of the store, each as often as workers saw it.")
     outages.add_metric((), totals.outages)
     yield outages

@@ -117,7 +117,8 @@ def _limit_lines(snapshot: SubjectSnapshot, *, with_unused: bool) -> Iterator[st
     shown = [limit for limit in snapshot.limits if with_unused or limit.used or _is_affected(limit, snapshot)]
     for limit in shown:
         tier = f" ({limit.tier})" if limit.tier else ""
-        yield f"  {limit.rule}{tier}: {limit.rate} by {limit.algorithm}"
+        prefetch = f", prefetch for {limit.prefetch:g} s" if limit.prefetch else ""
+        yield f"  {limit.rule}{tier}: {limit.rate} by {limit.algorithm}{prefetch}"
         ahead = f" ({limit.taken_ahead} of them taken ahead)" if limit.taken_ahead else ""
         used = f"{limit.used} of {limit.limit} used{ahead}, {limit.remaining} left"
         yield f"    {bar(limit.used / limit.limit if limit.limit else 1)} {used}; {_next_hit(limit)}"
