@@ -31,6 +31,8 @@ KEY_KINDS = {
     "b": "refusals that count towards a ban: b:<rule>; a sorted set",
     "day": "checks of a day, by rule: day:<date>; a hash",
     "c": "a counter: c:<name>; its days: c:<name>:<month>, a hash",
+    "leased": "units of a counter that reservations with a lease have taken: leased:<name>; a sorted set",
+    "settled": "a reservation was settled, with the answer: settled:<name>:<id>:<entry>; a string",
     "u": "different values: u:<name>, and of a day u:<name>:<date>; a HyperLogLog",
     "l": "leases: l:<name>; a sorted set",
     "lately": "how long a slot was held recently: lately:<name>; a string",
@@ -117,6 +119,11 @@ def state_part(limit: Limit | StockLimit) -> str:
     if isinstance(limit, StockLimit):
         return f"c:{field(limit.rule)}"
     return f"r:{field(limit.rule)}:{limit.state_id}"
+
+
+def leased_part(limit: StockLimit) -> str:
+    """Return the part of a key that names the units of a counter that reservations with a lease have taken."""
+    return f"leased:{field(limit.rule)}"
 
 
 def ahead_key(key: str) -> str:

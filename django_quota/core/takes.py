@@ -23,6 +23,8 @@ class Take:
     """The group of the counter; see `counter`."""
     ttl: int = 0
     """How long the counter lives after its last change, in microseconds."""
+    leased_for: int = 0
+    """For how long its units are taken unless the lease is renewed, in microseconds; 0: for good."""
     cost: ClassVar[int] = 1
     """The units that it takes unless the entry gives a cost."""
     shadow: ClassVar[bool] = False
@@ -41,12 +43,16 @@ class Take:
     warn_shares: ClassVar[tuple[int, ...]] = ()
     lowest_warn_share: ClassVar[str] = "0"
     is_quiet: ClassVar[bool] = True
-    encoded: ClassVar[tuple[str, ...]] = ("quiet",)
+
+    @property
+    def encoded(self) -> tuple[str, ...]:
+        """Its options, encoded for `engine/lua/decide.lua`."""
+        return ("quiet", "leased") if self.leased_for else ("quiet",)
 
     @property
     def limits(self) -> tuple[StockLimit, ...]:
         """Its only limit: what the counter holds."""
-        return (StockLimit(self.name, self.ttl),)
+        return (StockLimit(self.name, self.ttl, self.leased_for),)
 
 
 Asked = Rule | Take

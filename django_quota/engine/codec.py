@@ -31,19 +31,58 @@ PER_LIMIT = len(Verdict._fields)
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 
-class Adjustment(NamedTuple):
-    """How to settle a hit; the hit's cost says how much it took."""
+class Portion(NamedTuple):
+    """What a hit took at one moment. A reservation that was extended has several."""
 
     moment: int
-    """When the hit was decided, in microseconds."""
+    """When it was decided, in microseconds."""
+    cost: int
+    """What it took, in units."""
     actual: int
-    """What was really used, in units."""
+    """What was really used of it, in units."""
     places: Sequence[bool]
     """For each limit, whether it counted the hit. If not, it has nothing to give back."""
+    lease: str = ""
+    """The id of the lease for which its units were taken; empty if they were taken for good."""
+    day_key: str = ""
+    """Where its day is counted; empty for the day of the hit."""
+
+    def encode(self) -> str:
+        """Return the portion, encoded for `engine/lua/adjust.lua`."""
+        places = "".join(["01"[place] for place in self.places])
+        return f"{self.moment}:{self.cost}:{self.actual}:{places}:{self.lease}:{bool(self.day_key):d}"
+
+
+class SettledMark(NamedTuple):
+    """Where the store remembers that a hit was settled."""
+
+    key: str
+    stop: int
+    """Until when it remembers, in microseconds. After that the hit cannot be settled."""
+
+
+class Adjustment(NamedTuple):
+    """How to settle a hit."""
+
+    portions: Sequence[Portion]
+    mark: SettledMark | None = None
+    """None if nobody else can settle the hit."""
+
+    @property
+    def actual(self) -> int:
+        """What was really used, in units."""
+        return sum([portion.actual for portion in self.portions])
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that it needs beside those of the hit."""
+        keys = [portion.day_key for portion in self.portions if portion.day_key]
+        return keys if self.mark is None else [*keys, self.mark.key]
 
     def encode(self) -> str:
         """Return the adjustment, encoded for `engine/lua/adjust.lua`."""
-        return f"{self.moment}:{self.actual}:{''.join(['01'[place] for place in self.places])}"
+        stop = 0 if self.mark is None else self.mark.stop
+        return ",".join([str(stop), *[portion.encode() for portion in self.portions]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +91,11 @@ class Adjust:
 
     of_hits: Sequence[Adjustment | None]
     """None: the hit took nothing."""
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that it needs beside those of the hits, in the order that `engine/lua/decide.lua` lists."""
+        return [key for of_hit in self.of_hits if of_hit is not None for key in of_hit.keys]
 
     def encode(self) -> str:
         """Return the mode, encoded for `engine/lua/decide.lua`."""

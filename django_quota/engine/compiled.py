@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from django_quota.core.algorithms import STOCK, Algorithm, Limit, Parameters
 from django_quota.core.algorithms.stock import StockLimit, Total
 from django_quota.core.errors import StoreDataError
-from django_quota.core.keys import ahead_part, state_part
+from django_quota.core.keys import ahead_part, leased_part, state_part
 from django_quota.core.keys import field as field_of
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.core.takes import Asked, Take
@@ -95,7 +95,11 @@ class CompiledRule:
         if self.lease:
             self.ahead = [ahead_part(limit) for limit in limits.values() if isinstance(limit, Limit)]
             CompiledRule.any_prefetches = True
-        self._key_ends = ["s", *limits, *([self.refusals] if self.refusals else []), *self.ahead]
+        self.leased = [
+            leased_part(each) + end for each in limits.values() if isinstance(each, StockLimit) and each.lease
+        ]
+        """The end of the key of the units of a counter that are taken for a lease; empty if none are."""
+        self._key_ends = ["s", *limits, *([self.refusals] if self.refusals else []), *self.ahead, *self.leased]
         self.number_of_keys = len(self._key_ends)
         """How many keys a hit has, without that of its day."""
         self._key_parts: dict[int, list[bytes]] = {}

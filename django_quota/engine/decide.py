@@ -16,6 +16,7 @@ from django_quota.core.algorithms import REGISTRY, Verdict, is_outside
 from django_quota.engine.ahead import begin_ahead, take_ahead
 from django_quota.engine.codec import (
     ALLOWED,
+    PER_LIMIT,
     REFUSED,
     RETRY_WITH,
     Adjust,
@@ -24,6 +25,7 @@ from django_quota.engine.codec import (
     Flagged,
     Mode,
     Reply,
+    SettledMark,
     encode_mode,
 )
 from django_quota.engine.compiled import CompiledLimit
@@ -42,13 +44,14 @@ from django_quota.engine.events import (
     without_levels,
 )
 from django_quota.engine.hits import Hit, HitContext
+from django_quota.engine.leased_units import end_lease, give_back_ended, lease_member, take_for_lease
 from django_quota.engine.operations import Operation, Script, States, lua_source
 from django_quota.engine.words import packed
 
 MODULES: dict[str, tuple[str, ...]] = {
     "ahead": ("ahead",),
     **{name: (f"core/algorithms/{name}",) for name in REGISTRY},
-    "stock": ("counter_common", "core/algorithms/stock"),
+    "stock": ("counter_common", "leased_units", "core/algorithms/stock"),
     "adjust": ("adjust",),
     "events": ("event_log", "events"),
     "flag": ("flag",),
@@ -98,6 +101,8 @@ class Decide(Operation):
         keys = list[str]()
         for hit in self.hits:
             keys += hit.keys
+        if isinstance(self.mode, Adjust):
+            keys += self.mode.keys
         return [*keys, *self.log.keys]
 
     @property
@@ -127,6 +132,10 @@ class Decide(Operation):
             all_keys += keys
             all_arguments += arguments
         mode = encode_mode(self.mode)
+        if isinstance(self.mode, Adjust):
+            keys_of_mode = self.mode.keys
+            number_of_keys += len(keys_of_mode)
+            all_keys += packed(keys_of_mode)
         first = _packed_mode(mode, self.log.length) if now is None else packed((now, mode, self.log.length))
         head = b"*%d\r\n%s" % (3 + number_of_keys + number_of_arguments, script)
         return b"".join((head, _packed_number(number_of_keys), all_keys, self.log.packed_keys, first, all_arguments))
@@ -166,6 +175,7 @@ class Decide(Operation):
             if self.mode == "check" and context.hit.cost > 0:
                 flags += self._check(states, context, refused, now)
             flags += self._judge_near(states, context, now)
+            self._answer(states, context)
         verdict = REFUSED if 0 in refused else ALLOWED
         return Reply(now, verdict, [context.verdicts for context in contexts], flags).encode()
 
@@ -183,26 +193,47 @@ class Decide(Operation):
         return reply.encode(), events
 
     def _restore(self, states: States, contexts: Sequence[HitContext], now: int) -> None:
-        """Adjust hits, or refund their costs."""
+        """Adjust hits, or refund their costs. Leases that have ended give their units back."""
         if isinstance(self.mode, Adjust):
             for context, adjustment in zip(contexts, self.mode.of_hits, strict=True):
-                if adjustment is not None:
+                if adjustment is not None and _is_first(states, context, adjustment.mark, now):
                     _adjust(states, context, adjustment, now)
         elif self.mode == "refund":
             for context in contexts:
                 for limit in context.limits:
                     state = limit.state(states, now)
                     limit.put(states, state, limit.algorithm.refund(state, limit.parameters, context.hit.cost, now))
+        for context in contexts:
+            if context.hit.compiled.leased and self.mode != "peek":
+                for key, limit in zip(context.hit.leased_keys, context.limits, strict=True):
+                    give_back_ended(states, key, limit.key, now)
 
     def _judge_near(self, states: States, context: HitContext, now: int) -> list[Flagged]:
         """Say whether a limit is near after what was really used."""
         actual = 0 if self.mode == "refund" else None
         if isinstance(self.mode, Adjust):
             adjustment = self.mode.of_hits[context.index]
-            actual = None if adjustment is None else adjustment.actual
+            actual = None if adjustment is None or not context.is_settled else adjustment.actual
         if actual is None:
             return []
         return judge_near(states, context, actual, now, emits=self.log is not NO_LOG, lowers=True)
+
+    def _answer(self, states: States, context: HitContext) -> None:
+        """Show the first answer to a hit that was settled before; remember the answer to any other."""
+        if not isinstance(self.mode, Adjust):
+            return
+        adjustment = self.mode.of_hits[context.index]
+        mark = None if adjustment is None else adjustment.mark
+        if mark is None:
+            return
+        if context.answer is not None:
+            numbers = list(map(int, context.answer.split()))
+            if len(numbers) == PER_LIMIT * len(context.limits):
+                found = [numbers[at : at + PER_LIMIT] for at in range(0, len(numbers), PER_LIMIT)]
+                context.verdicts = [Verdict(allowed == 1, *rest) for allowed, *rest in found]
+        elif context.is_settled:
+            answer = " ".join([str(int(number)) for verdict in context.verdicts for number in verdict])
+            states.put(mark.key, answer, states.expiry(mark.key))
 
     def _force(self, states: States, context: HitContext, now: int) -> list[Flagged]:
         """Consume a hit whether or not there is room; return the flags. The verdicts say whether there was."""
@@ -230,6 +261,10 @@ class Decide(Operation):
                 for limit, verdict in zip(context.limits, context.verdicts, strict=True)
             ]
         count_day(states, context, now, passed=passed)
+        if hit.compiled.leased and passed and not context.status:
+            for key, limit in zip(hit.leased_keys, hit.limits, strict=True):
+                p = limit.parameters
+                take_for_lease(states, key, lease_member(hit.value, hit.cost), now + p.b, now + p.a + p.b)
         flags = emit(states, context, now, passed=passed, emits=self.log is not NO_LOG)
         if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
@@ -292,19 +327,36 @@ def _consume(
     return algorithm.peek(state, limit.parameters, hit.cost, now)
 
 
+def _is_first(states: States, context: HitContext, mark: SettledMark | None, now: int) -> bool:
+    """Return whether the hit is settled now: not if it was settled before, or if it is too late."""
+    if mark is not None:
+        context.answer = states.get(mark.key, now)
+        if context.answer is not None or mark.stop <= now:
+            return False
+        states.put(mark.key, "", mark.stop)
+    context.is_settled = True
+    return True
+
+
 def _adjust(states: States, context: HitContext, adjustment: Adjustment, now: int) -> None:
     """Charge what a hit used beyond what it took, even past the limit, or give back what it did not use.
 
     This settles a reservation, and undoes a request that is refused after all. `engine/lua/adjust.lua` is the script.
     """
-    hit, (moment, actual, places) = context.hit, adjustment
-    more = actual - hit.cost
-    for limit, is_counted in zip(context.limits, places, strict=True):
-        algorithm, parameters, state = limit.algorithm, limit.parameters, limit.state(states, now)
-        if more > 0 and parameters.capacity > 0:
-            limit.put(states, state, algorithm.consume(state, parameters, more, now, over=True)[0])
-        elif more < 0 and is_counted:
-            limit.put(states, state, algorithm.give_back(state, parameters, -more, hit.cost, moment, now))
-    if hit.day is not None and more:  # a hit that used nothing does not count
-        hits = -1 if actual == 0 else 0
-        change_counts(states, hit.day.key, {f"{hit.field}:a": hits, f"{hit.field}:u": more - hits}, now)
+    hit = context.hit
+    for portion in adjustment.portions:
+        moment, cost, actual, places, lease, day_key = portion
+        for number, (limit, is_counted) in enumerate(zip(context.limits, places, strict=True)):
+            took = cost
+            if hit.leased_keys and not end_lease(states, hit.leased_keys[number], lease_member(lease, cost)):
+                took = 0  # the lease has ended, and its units have gone back already
+            more = actual - took
+            algorithm, parameters, state = limit.algorithm, limit.parameters, limit.state(states, now)
+            if more > 0 and parameters.capacity > 0:
+                limit.put(states, state, algorithm.consume(state, parameters, more, now, over=True)[0])
+            elif more < 0 and is_counted:
+                limit.put(states, state, algorithm.give_back(state, parameters, -more, cost, moment, now))
+        if hit.day is not None and actual != cost:  # a hit that used nothing does not count
+            hits = -1 if actual == 0 else 0
+            counts = {f"{hit.field}:a": hits, f"{hit.field}:u": actual - cost - hits}
+            change_counts(states, day_key or hit.day.key, counts, now)

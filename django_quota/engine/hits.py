@@ -109,6 +109,11 @@ class Hit(_HitFields):
         """For each limit the key of the units that processes have taken ahead; empty if they never do."""
         return [self.base + end for end in self.compiled.ahead]
 
+    @property
+    def leased_keys(self) -> list[str]:
+        """The key of the units of a counter that are taken for a lease; empty if the hit has no lease."""
+        return [self.base + end for end in self.compiled.leased]
+
     @cached_property
     def limits(self) -> Sequence[CompiledLimit]:
         """Its limits, with their whole keys and the edges of their periods."""
@@ -133,6 +138,7 @@ class Hit(_HitFields):
         if self.refusals_key:
             keys.append(self.refusals_key)
         keys += self.ahead_keys
+        keys += self.leased_keys
         if self.day:
             keys.append(self.day.key)
         return keys
@@ -205,5 +211,9 @@ class HitContext:
     """The limits of the hit. If units are taken ahead, they count what is out."""
     out: Sequence[int] = ()
     """For each limit how many units are out; empty if none are."""
+    is_settled: bool = False
+    """Whether it is settled now."""
+    answer: str | None = None
+    """The first answer, if it was settled before."""
     is_refused: bool = False
     """Whether any of its limits refused it, before a ban or a counted refusal changed them."""

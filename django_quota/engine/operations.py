@@ -128,9 +128,9 @@ def is_repeated(states: States, key: str, number: int) -> bool:
     return bool((states.get(key) or 0) >= number)
 
 
-def note_counted(states: States, key: str, number: int, now: int) -> None:
-    """Remember that the message with this number has been counted."""
-    states.put(key, number, now + SENT_TTL)
+def note_counted(states: States, key: str, number: int, until: int) -> None:
+    """Remember until then (microseconds) that the message with this number has been counted."""
+    states.put(key, number, until)
 
 
 def fields_of(states: States, key: str) -> Mapping[str, str]:

@@ -26,6 +26,7 @@ from django_quota.engine.codec import (
     Flag,
     Flagged,
     Mode,
+    Portion,
     Reply,
 )
 from django_quota.engine.decide import Decide
@@ -132,7 +133,7 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
     for index, moment in reply.consumed(part.hits):
         hit = part.hits[index]
         places = [hit.group > 0 or not limit.limit.options.count_refused for limit in hit.limits]
-        undone[index] = Adjustment(moment, 0, places)
+        undone[index] = Adjustment([Portion(moment, hit.cost, 0, places, hit.value)])
     if not any(undone):
         return reply
     try:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from django_quota.core.clock import DAY, SECOND
 from django_quota.engine.operations import (
+    SENT_TTL,
     Operation,
     RedisOperation,
     Script,
@@ -89,7 +90,7 @@ class AddMetrics(Operation):
         slots = {name: stop for name, stop in (states.get(keys.slots, now) or {}).items() if stop > now}
         slots.update({name: now + span for name, span in self.slots.items()})
         keep(states, keys.slots, _trimmed(slots, SLOTS), max(slots.values(), default=0))
-        note_counted(states, keys.sent, self.number, now)
+        note_counted(states, keys.sent, self.number, now + SENT_TTL)
         return 1
 
 

@@ -168,8 +168,16 @@ class Limiter:
         if self.prefetch.table:
             settlement = self.prefetch.give_back(settlement)
         answer = yield from self._settled_flow(settlement, counters_only=counters_only)
-        if not counters_only:
+        if counters_only or (settlement.until and answer.decision.degraded):
+            return answer.decision
+        if not settlement.until:
             self.unasked.settle(settlement)
+            return answer.decision
+        try:
+            for operation in self.unasked.settlements(settlement):
+                yield IOCall(self.reporting_store.run, self.reporting_store.arun, operation, frozen_now())
+        except StoreUnavailable:
+            return answer.resolved.unlimited(degraded=True)
         return answer.decision
 
     def undo_flow(self, receipt: Receipt) -> Flow[Decision]:
@@ -314,7 +322,7 @@ class Limiter:
 
 def _operation(hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope) -> Decide:
     if isinstance(mode, Settlement):
-        return Decide(hits, mode.mode(hits), scope.log)
+        return Decide(hits, mode.mode(hits, scope), scope.log)
     return Decide(hits, mode, scope.log if mode in ("check", "force") else NO_LOG)
 
 

@@ -151,10 +151,21 @@ class UnaskedHits:
 
     def settle(self, settlement: Settlement) -> None:
         """Correct the hits that only the day counts by what they really used; a hit that used nothing is removed."""
-        for rule, subject, moment, more, is_undone in settlement.uncounted():
+        for rule, (_, subject), moment, more, is_undone in settlement.uncounted():
             place = _place_of(rule, subject, moment)
             if place.day_key:
                 self.add(place, {"a": -is_undone, "u": more + is_undone})
+
+    def settlements(self, settlement: Settlement) -> list[RecordHits]:
+        """Return the operations that do the same at once, and only once, for what other processes may settle too."""
+        found = []
+        for rule, place, moment, more, is_undone in settlement.uncounted():
+            status_key, day_key, field, tier = _place_of(rule, place.subject, moment)
+            if day_key:
+                mark = settlement.mark(place, status_key.removesuffix("s"), field)
+                counts = {"a": -is_undone, "u": more + is_undone}
+                found.append(RecordHits(status_key, f"{mark.key}:day", day_key, 1, field, counts, 0, tier, mark.stop))
+        return found
 
     def _is_due(self, place: TallyPlace, now: int) -> bool:
         """Return whether to send `refused` now: once a second for a place. If so, remember the time."""

@@ -8,10 +8,12 @@ kind:
 |---|---|---|---|
 | `r`, `b`, `a` | limits, refusals, units taken ahead | dropped from sorted sets | until the last expires, or 400 days |
 | `l` | leases | dropped | until the last expires, or an hour |
+| `leased` | units of counters that are taken for a lease | given back to the counter | 400 days |
 | `{!}:bans` | the index of bans | dropped | until the last expires, or an hour |
 | `lately`, `sent` | how long slots were held recently, the last message of a process | none | an hour |
 | `day` | the checks of a day | none | 8 days |
-| `s`, `c`, `u`, `once` | subject status, counters, distinct values, `once` | none | 400 days |
+| `s`, `c`, `u` | subject status, counters, distinct values | none | 400 days |
+| `once`, `settled` | what was seen, or settled | none | 400 days |
 | `{!}:` anything else | events and such | none | 400 days |
 
 The sweep ignores all other keys, and uses the clock of Redis.
@@ -34,6 +36,7 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.keys import KEY_KINDS, is_system, pattern, read, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.system_operations import Sweep
+from django_quota.features.reservations.operations import GiveBackEnded
 from django_quota.stores.base import RedisServers, Tables
 from django_quota.stores.database.log import Expired, delete_expired
 from django_quota.stores.patience import Patience
@@ -63,6 +66,9 @@ LIFETIMES = {"l": HOUR_IN_MS, "lately": HOUR_IN_MS, "sent": HOUR_IN_MS, "day": 8
 
 SWEPT = frozenset({"r", "b", "a", "l", "bans"})
 """The kinds whose expired entries are dropped."""
+
+LEASED = "leased"
+"""The kind whose expired entries are given back."""
 
 SweptKey = tuple[str, str]
 """One of our keys, and its kind."""
@@ -183,14 +189,25 @@ class Sweeper:
         for first in range(0, len(targets), KEYS_PER_CALL):
             if self._stop.is_set():
                 return
+            batch = targets[first : first + KEYS_PER_CALL]
             with self._walk.part():  # some keys may have moved to a server that does not answer
-                self._sweep_batch(targets[first : first + KEYS_PER_CALL])
+                self._give_back(batch)
+                self._sweep_batch(batch)
+
+    def _give_back(self, batch: Sequence[SweptKey]) -> None:
+        """Give back the units of counters whose leases have ended."""
+        for key, kind in batch:
+            if kind == LEASED and not self._dry_run:
+                self._report.removed += self._asked(partial(self._store.run, GiveBackEnded(key), frozen_now()))
+                self._report.sets += 1
 
     def _sweep_batch(self, batch: Sequence[SweptKey]) -> None:
         report, queue = self._report, batch
         while queue and not self._stop.is_set():
             keys, kinds = zip(*queue, strict=True)
-            swept, lifetimes = [kind in SWEPT for kind in kinds], [LIFETIMES.get(kind, LONG) for kind in kinds]
+            # What a lease has taken is only counted here, in a dry run.
+            swept = [kind in SWEPT or (kind == LEASED and self._dry_run) for kind in kinds]
+            lifetimes = [LIFETIMES.get(kind, LONG) for kind in kinds]
             most = 0 if self._dry_run else ENTRIES_PER_CALL
             operation = Sweep(keys, swept, lifetimes, most, repairs=not self._dry_run)
             reply = self._asked(partial(self._store.run, operation, frozen_now()))
@@ -234,23 +251,31 @@ class RowReport:
     """What a sweep of a database has deleted."""
 
     rows: Expired
+    leases: int = 0
+    """Leases of units of counters that had ended, and were given back."""
     is_complete: bool = False
     """Whether all expired rows were deleted."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for `--json`."""
-        return {**self.rows._asdict(), "complete": self.is_complete, "seconds": self.seconds}
+        return {**self.rows._asdict(), "leases": self.leases, "complete": self.is_complete, "seconds": self.seconds}
 
 
 def sweep_rows(
-    store: Tables, now: int, keep: int, stop: threading.Event, advance: Callable[[int], object], budget_ms: int
+    store: Tables,
+    prefix: str,
+    now: int,
+    keep: int,
+    stop: threading.Event,
+    advance: Callable[[int], object],
+    budget_ms: int,
 ) -> RowReport:
-    """Delete what has expired by `now`, until the end or until `stop` is set.
+    """Delete what has expired by `now`, and give back ended leases, until the end or until `stop` is set.
 
-    `keep`: how many events of each log stay. `advance` gets the number of deleted rows. `budget_ms`: how much of each
-    second it may use the database, 1 to 1000 milliseconds. A call without an answer is repeated for some seconds.
-    Raises `StoreUnavailable`.
+    `prefix`: that of the keys. `keep`: how many events of each log stay. `advance` gets the number of deleted rows.
+    `budget_ms`: how much of each second it may use the database, 1 to 1000 milliseconds. A call without an answer is
+    repeated for some seconds. Raises `StoreUnavailable`.
     """
     report, began, patience = RowReport(Expired()), time.monotonic(), Patience(stop)
     while not stop.is_set():
@@ -261,6 +286,13 @@ def sweep_rows(
         report.is_complete = max(done) < ROWS_PER_CALL
         if report.is_complete:
             break
+        _pause(batch_began, budget_ms, stop)
+    for key in store.names(f"{pattern(prefix)}}}:{LEASED}:*", patience):
+        if stop.is_set():
+            report.is_complete = False
+            break
+        batch_began = time.perf_counter()
+        report.leases += patience(partial(store.run, GiveBackEnded(key), now))
         _pause(batch_began, budget_ms, stop)
     report.seconds = time.monotonic() - began
     return report

@@ -125,8 +125,8 @@ class Dialect(Protocol):
     """The end of a query for rows to delete: with it, the query waits for nobody."""
 
 
-class Tables(Protocol):
-    """What is asked of the tables of a database beside operations. Each method raises `StoreUnavailable`."""
+class Tables(Store, Protocol):
+    """A store with the tables of a database, and what is asked of them beside operations; see `Store`."""
 
     def ping(self) -> None:
         """Ask the database for an answer."""

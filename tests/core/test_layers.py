@@ -16,6 +16,7 @@ import django_quota
 from django_quota import Rule
 from django_quota.admin.wording import ALGORITHM_NAMES
 from django_quota.core.algorithms import REGISTRY
+from django_quota.core.takes import Take
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import lua_source
 from django_quota.engine.resolving import event_log_of
@@ -255,10 +256,12 @@ def test_the_head_of_the_decision_lists_the_options_that_the_caller_sends() -> N
     hits = hits_of(*rules, subject="user:1")
     hits += hits_of(Rule.make("c", "3/m", distinct=True), subject="user:1", value="cafe")
     hits += hits_of(Rule.make("d", "3/m", prefetch=True), subject="user:1")
+    leased = hits_of(Take("e", leased_for=1), subject="user:1")
 
-    decide = Decide(hits, "check", event_log_of("quota", 99))
+    decide = Decide([*hits, *leased], "check", event_log_of("quota", 99))
     listed = set(re.findall(r'"(\w+)"', head("decide").partition("then its options")[2].partition("-- reply")[0]))
-    assert listed == {"counted", "quiet", "shares", "value", "group", "ban", "ahead", "day"} <= set(decide.arguments())
+    options = {"counted", "quiet", "shares", "value", "group", "ban", "ahead", "leased", "day"}
+    assert listed == options <= set(decide.arguments())
 
 
 def test_scripts_touch_only_declared_keys() -> None:

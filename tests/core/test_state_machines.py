@@ -29,6 +29,7 @@ from django_quota.engine.record_hits import RecordHits
 from django_quota.features.bans import operations as bans
 from django_quota.features.counters import operations as counters
 from django_quota.features.once import Once
+from django_quota.features.reservations.operations import GiveBackEnded, RenewLeases
 from django_quota.features.resets import operations as resets
 from django_quota.features.slots import operations as leases
 from django_quota.features.usage import operations as days
@@ -36,7 +37,7 @@ from django_quota.stores.database.connections import Turns
 from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine
 from tests.support.questions import Question, QuestionMode
-from tests.support.random_plans import COSTS, CREDITS, GAPS, PLANS, POOLED, RULES, VALUES, WITH_SHARES
+from tests.support.random_plans import COSTS, CREDITS, GAPS, LEASED, PLANS, POOLED, RULES, VALUES, WITH_SHARES
 from tests.support.selection import thorough
 from tests.support.steps import MINUTE, SECOND, START, answers, hits_of
 
@@ -86,6 +87,7 @@ class Plans(Machine):
         for number, subject, cost, value in hits:
             of = self.its_rules[number % len(self.its_rules)]
             units, counted = (min(cost, 1), value) if of.distinct else (cost, "")
+            counted = f"lease{next(self.ids)}" if of in LEASED else counted
             asks[Place(of.name, subject)] = Ask(of, subject, units, counted, is_estimate)
         shares = {place: self.ahead(place, ahead) for place, ask in asks.items() if ask.rule.lease}
         question = Question(list(asks.values()), with_events=with_events, ahead=shares)
@@ -104,6 +106,7 @@ class Plans(Machine):
         refused = {hit.group for hit in its_hits if not all(replied[step].allowed for step in hit.limits)}
         for hit in its_hits:
             changes_nothing = mode == "check" and (reply[1] != ALLOWED or hit.group in refused)
+            changes_nothing = changes_nothing and not hit.leased_keys  # leases that have ended give back
             has_returned = hit.ahead is not None and bool(hit.ahead.id) and mode != "peek"
             for step in hit.limits if changes_nothing and not has_returned else ():
                 # A bucket follows a clock that has stepped back, whether or not the hit is admitted.
@@ -113,7 +116,11 @@ class Plans(Machine):
         if mode == "peek":
             assert after == before
         if mode == "check" and (receipt := question.receipt(reply)).taken:
-            self.taken.append(receipt)
+            extended = [at for at, each in enumerate(self.taken) if [ask.place for ask in each.asks] == [*asks]]
+            if extended and is_estimate:
+                self.taken[extended[0]] = self.taken[extended[0]].extended(receipt)
+            else:
+                self.taken.append(receipt)
         for place, (taken, units, lease) in (question.granted(reply) if mode == "check" else {}).items():
             assert 0 < units <= taken.wish
             assert 0 < lease <= taken.lease
@@ -124,20 +131,39 @@ class Plans(Machine):
         actual=st.lists(COSTS, min_size=3, max_size=3),
         undone=st.booleans(),
         with_events=st.booleans(),
+        remembered=st.sampled_from([0, MINUTE, DAY, DAY]),
     )
-    def what_it_took_is_adjusted(self, which: int, actual: list[int], undone: bool, with_events: bool) -> None:
+    def what_it_took_is_adjusted(
+        self, which: int, actual: list[int], undone: bool, with_events: bool, remembered: int
+    ) -> None:
         if not self.taken:
             return
         receipt = self.taken.pop(which % len(self.taken))
         costs = [0 if undone else units for units in actual[: len(receipt.asks)]]
         question = Question(receipt.asks, with_events=with_events)
-        self.everywhere(question.settled(receipt, costs, undone=undone), "adjust")
+        until = (receipt.decided_at or 0) + remembered if remembered else 0
+        first = self.everywhere(question.settled(receipt, costs, undone=undone, until=until), "adjust")
         dumped = self.places.dump()
-        self.everywhere(question.settled(receipt._replace(taken={}), costs), "adjust")
+        again = receipt if remembered else receipt.emptied()
+        answer = self.everywhere(question.settled(again, costs[::-1], until=until), "adjust")
         assert self.places.dump() == dumped  # adjusting twice changes nothing
+        if self.now < until:
+            of_limits = 2 + PER_LIMIT * sum(len(hit.limits) for hit in question.hits if hit.place in receipt.taken)
+            assert len(receipt.taken) < len(receipt.asks) or answer[2:of_limits] == first[2:of_limits]
+
+    @rule(taken=st.sampled_from(LEASED), subject=CLIENTS, which=st.integers(0, 9), renews=st.booleans())
+    def leases_are_renewed_or_end(self, taken: Any, subject: str, which: int, renews: bool) -> None:
+        (hit,) = Question([Ask(taken, subject, 1)]).hits
+        (key,) = hit.leased_keys
+        members = sorted(self.kept().get(key, ["lease0:1"]))
+        if renews:
+            operation: Operation = RenewLeases(key, [members[which % len(members)], "lease0:7"], 20 * SECOND, taken.ttl)
+        else:
+            operation = GiveBackEnded(key)
+        self.done(operation)
 
     @rule(
-        counter=st.sampled_from([CREDITS, POOLED]),
+        counter=st.sampled_from([CREDITS, POOLED, *LEASED]),
         subject=CLIENTS,
         units=st.one_of(st.integers(-3, 40), st.sampled_from([10**12, 2**53 + 1, MAX_INT64, MAX_INT64 - 5, MIN_INT64])),
     )

@@ -50,7 +50,7 @@ class Question:
     def operation(self, now: int, mode: QuestionMode) -> Decide:
         hits = self.hits_at(now)
         if self.settlement is not None:
-            return Decide(hits, self.settlement.mode(hits), self.scope.log)
+            return Decide(hits, self.settlement.mode(hits, self.scope), self.scope.log)
         assert mode != "adjust"
         return Decide(hits, mode, self.scope.log if mode in ("check", "force") else NO_LOG)
 
@@ -75,9 +75,11 @@ class Question:
             if hit.ahead is not None and (number, Flag.GRANTED) in flags
         }
 
-    def settled(self, receipt: Receipt, actual: Sequence[int] = (), *, undone: bool = False) -> Question:
+    def settled(
+        self, receipt: Receipt, actual: Sequence[int] = (), *, undone: bool = False, until: int = 0
+    ) -> Question:
         """Return the question that settles what was taken; without `actual`, nothing was used."""
-        settlement = Settlement.of(receipt, actual or [0] * len(receipt.asks))._replace(is_undone=undone)
+        settlement = Settlement.of(receipt, actual or [0] * len(receipt.asks), until=until)._replace(is_undone=undone)
         return Question(receipt.asks, with_events=self.scope.log is not NO_LOG, settlement=settlement)
 
 

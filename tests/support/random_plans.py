@@ -1,6 +1,7 @@
 """Random plans for property tests: rules of every kind, costs, values and gaps in time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -55,7 +56,8 @@ PLANS = Rule.make("plans", {"free": "5/m", "pro": "9/m"}, tier=lambda _: "pro", 
 RULES: list[Asked] = [*_PLAIN, *WITH_SHARES, *PLANS.tiers.values()]
 
 CREDITS, POOLED = counter("credits").as_take, counter("pooled", group="shop").as_take
-RULES += [CREDITS, POOLED]
+LEASED = [replace(each, name=f"{each.name}-leased", leased_for=40 * SECOND) for each in (CREDITS, POOLED)]
+RULES += [CREDITS, POOLED, *LEASED]
 
 GAPS = st.one_of(
     st.integers(0, 3), st.integers(0, 90 * SECOND), st.sampled_from([60 * SECOND, 60 * SECOND - 1, 3_600 * SECOND])

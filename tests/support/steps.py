@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django_quota import Rule
+from django_quota.core.takes import Asked
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import PER_LIMIT, Mode, Reply
 from django_quota.engine.decide import Decide
@@ -43,7 +44,7 @@ class Answer(NamedTuple):
 SUBJECT = "ip:203.0.113.9"
 
 
-def hits_of(*rules: Rule, subject: str = SUBJECT, cost: int = 1, now: int = START, value: str = "") -> list[Hit]:
+def hits_of(*rules: Asked, subject: str = SUBJECT, cost: int = 1, now: int = START, value: str = "") -> list[Hit]:
     return list(Question([Ask(rule, subject, cost, value) for rule in rules]).hits_at(now))
 
 

@@ -1,7 +1,7 @@
--- stock: what a counter holds; waiting restores nothing. A module of decide; it follows counter_common.
+-- stock: what a counter holds; waiting restores nothing. A module of decide; it follows leased_units.
 --
--- KEYS   limit.key: the total, a string that INCRBY has written
--- ARGV   capacity: not used; a = how long the counter lives after a change, in microseconds
+-- KEYS   limit.key: the total, a string that INCRBY has written; limit.leased_key: see leased_units; nil without a lease
+-- ARGV   capacity: not used; a = how long the counter lives after a change, b = how long a lease lasts, in microseconds
 -- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more; remaining is
 --        at most MOST, and below zero if more is owed
 
@@ -25,13 +25,19 @@ return {
   add = add,
 
   peek = function(limit)
+    if limit.leased_key and mode ~= 'peek' then give_back_ended(limit.leased_key, limit.key) end
     local total = read(limit)
     local allowed = total >= limit.cost
     return allowed, total, allowed and 0 or NEVER, 0, NEVER
   end,
 
-  consume = function(limit)
+  -- `over`: units that are used, so they have no lease.
+  consume = function(limit, over)
     add(limit, -limit.cost)
+    if limit.leased_key and not over then
+      redis.call('ZADD', limit.leased_key, integer(now + limit.b), (limit.value or '') .. ':' .. integer(limit.cost))
+      keep(limit.leased_key, limit.a + limit.b)
+    end
     return read(limit), 0, 0, NEVER
   end,
 }

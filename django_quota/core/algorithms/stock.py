@@ -23,7 +23,7 @@ class Total(NamedTuple):
 
 
 class Stock(Algorithm[Total]):
-    """Parameters: a = how long the counter lives after a change, in microseconds."""
+    """Parameters: a = how long the counter lives after a change, b = how long a lease lasts, in microseconds; or 0."""
 
     name = "stock"
     code = "c"
@@ -68,13 +68,15 @@ class StockLimit:
     """The name of the counter."""
     ttl: int
     """How long the counter lives after a change, in microseconds."""
+    lease: int = 0
+    """For how long the units are taken unless the lease is renewed, in microseconds; 0: for good."""
     algorithm: ClassVar[Stock] = STOCK
     options: ClassVar[Options] = Options()
 
     @property
     def timeless_parameters(self) -> Parameters:
         """Its parameters, which are the same at any time."""
-        return Parameters(MAX_USED, self.ttl)
+        return Parameters(MAX_USED, self.ttl, self.lease)
 
     def parameters(self, now: int) -> Parameters:
         """Return its parameters; see `Limit.parameters`."""

@@ -2,11 +2,12 @@
 -- The lines of percent signs mark where engine/decide.py inserts what decides plain plans, and the modules.
 --
 -- KEYS   for each hit, in the plan's order: the status of the subject (a hash); the state of each limit; the keys of
---        its options; last, if the log is in this slot: the event stream, the index of bans
+--        its options; then what the mode "adjust" needs; last, if the log is in this slot: the event stream, the index
+--        of bans
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: "check"; "force" (see force); "peek" (changes nothing); "refund" (restores each cost, then
---            peeks); "adjust <moment>:<actual>:<places> ..." (for each hit a word, see adjust: replaces what it
---            took by what was really used, whatever the limit; then peeks at a cost of 0)
+--            peeks); "adjust <stop>,<portion>,... ..." (for each hit a word, see adjust: replaces what it took by
+--            what was really used, whatever the limit; then peeks at a cost of 0)
 --        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes
 --            events
 --        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the lowest
@@ -24,6 +25,7 @@
 --              returns its share <id>, of which it has spent so much ('': it has none), and wishes to take so many
 --              units (0: none) for the lease in microseconds, at most what is left divided by the divisor; KEYS: for
 --              each limit the shares that are out
+--            "leased": the units of a counter are taken for a lease; KEYS: these units
 --            "day" <begins> <ends> <tier>: a check counts the day with these edges, and notes the tier; KEYS: its
 --              counts
 -- reply  now, verdict, five for each limit {allowed, remaining, retry_after, reset, more}, and three for each flag
@@ -165,6 +167,10 @@ while read < #ARGV do
       hit.ahead = read
       keys_read = keys_read + number_of_limits
       read = read + 7
+    elseif option == 'leased' then
+      keys_read = keys_read + 1
+      hit[1].leased_key = KEYS[keys_read]
+      read = read + 1
     else
       hit.quiet = true
       read = read + 1
@@ -190,7 +196,7 @@ if mode == 'refund' then
     hit.actual = 0
   end
 elseif mode == 'adjust' then
-  need('adjust').adjust(hits)
+  need('adjust').adjust(hits, keys_read)
 end
 
 for h = 1, #hits do
@@ -237,6 +243,7 @@ end
 
 if mode == 'force' then need('force')(hits) end
 if mode == 'refund' or mode == 'adjust' then need('adjust').judge_near(hits) end
+if mode == 'adjust' then need('adjust').answer(hits) end
 
 local parts = { struct.pack('<i8i8', now, refused and refused[0] and 0 or 1) }
 for h = 1, #hits do

@@ -61,5 +61,5 @@ for _ = 1, tonumber(ARGV[5]) do
 end
 redis.call('ZREMRANGEBYSCORE', slots_key, '-inf', integer(now))
 trim(slots_key, SLOTS)
-note_counted(message_key, message)
+note_counted(message_key, message, SENT_TTL)
 return 1

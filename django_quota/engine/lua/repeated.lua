@@ -9,6 +9,7 @@ local SENT_TTL = 3600000000
 -- Says whether a message with this number has been counted. Numbers of a process rise.
 local function is_repeated(key, number) return tonumber(redis.call('GET', key) or 0) >= number end
 
--- Remembers that a message has been counted. Call it last: Redis keeps what a script did before an error.
-local function note_counted(key, number) redis.call('SET', key, integer(number), 'PX', lifetime(SENT_TTL)) end
+-- Remembers for `span` microseconds that a message has been counted. Call it last: Redis keeps what a script did before
+-- an error.
+local function note_counted(key, number, span) redis.call('SET', key, integer(number), 'PX', lifetime(span)) end
 

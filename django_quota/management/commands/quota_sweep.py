@@ -72,10 +72,11 @@ class Command(QuotaCommand):
             report = RowReport(expired, is_complete=True)
         else:
             with progress(self.stderr, "Deleting", sum(expired)) as advance:
-                report = sweep_rows(store, now, keep, stop, advance, options["budget_ms"])
+                report = sweep_rows(store, current().prefix, now, keep, stop, advance, options["budget_ms"])
         states, bans, events = report.rows
         what = f"{quantity(states, 'expired state')}, {quantity(bans, 'ban')} and {quantity(events, 'event')}"
         lines = [f"{'Would delete' if options['dry_run'] else 'Deleted'} {what}."]
+        lines += [f"Gave back {quantity(report.leases, 'lease')} of counters."] if report.leases else []
         lines += [] if report.is_complete else ["Stopped before the end."]
         self.print_result(options, report.as_json(), lines)
 

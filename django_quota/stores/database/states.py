@@ -77,8 +77,8 @@ def dumps(value: object) -> str:
     kind = type(value)
     if kind is tuple:
         return _encode(["entries", *_numbers_of(value)])
-    if kind is int:
-        return str(value)
+    if kind is int or kind is str:
+        return str(value) if kind is int else _encode(value)
     if isinstance(value, Mapping):
         if all(type(name) is str and type(each) in (int, str) for name, each in value.items()):
             return _encode(value)
@@ -113,7 +113,7 @@ _PAIRS: Mapping[str, Callable[[int, int], Any]] = {"window": WindowCount, "bucke
 def loads(text: str) -> Any:
     """Return the value of a string. Raises `ValueError` for a string that `dumps` does not return."""
     value = _decode(text)
-    if type(value) is int:
+    if type(value) in (int, str):
         return value
     if type(value) is dict and all(type(each) in (int, str) for each in value.values()):
         return value

@@ -1,0 +1,55 @@
+"""Leases of units that a reservation takes of a counter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from secrets import token_hex
+
+from django_quota.conf import current
+from django_quota.core import clock
+from django_quota.core.errors import RuleError
+from django_quota.core.rates import Duration, parse_duration
+from django_quota.core.takes import Asked, Take
+from django_quota.engine.asks import Ask
+from django_quota.engine.leased_units import lease_member
+from django_quota.engine.receipts import Receipt
+from django_quota.engine.resolving import hits_of
+from django_quota.features.reservations.operations import RenewLeases
+from django_quota.limiting.limiter import scope_of
+
+
+def with_lease(asks: Sequence[Ask], lease: Duration) -> list[Ask]:
+    """Return the asks with a lease for each counter. Raises `RuleError` if there is no counter."""
+    span = parse_duration("lease", lease)
+    if not any(isinstance(ask.rule, Take) for ask in asks):
+        raise RuleError(
+            f"lease={lease!r} is for counters, and {asks[0].rule.name!r} is a rule.",
+            "Leave it out: an estimate under a rule ends with its window.",
+        )
+    return [
+        with_new_lease(ask._replace(rule=replace(ask.rule, leased_for=span))) if isinstance(ask.rule, Take) else ask
+        for ask in asks
+    ]
+
+
+def with_new_lease(ask: Ask) -> Ask:
+    """Return an ask that takes its units for a lease of its own, if it takes them for a lease."""
+    return ask._replace(value=token_hex(8)) if lease_of(ask.rule) else ask
+
+
+def lease_of(rule: Asked) -> int:
+    """Return how long a lease of an entry lasts, in microseconds; 0 if it has none."""
+    return rule.leased_for if isinstance(rule, Take) else 0
+
+
+def renewals_of(receipt: Receipt) -> Iterator[RenewLeases]:
+    """Yield the operations that renew the leases of a reservation: one for each counter and subject."""
+    members: dict[tuple[Take, str], list[str]] = {}
+    for part in receipt.parts:
+        for ask in part.asks:
+            if isinstance(ask.rule, Take) and ask.rule.leased_for and ask.place in part.taken:
+                members.setdefault((ask.rule, ask.subject), []).append(lease_member(ask.value, ask.cost))
+    for (take, subject), of_place in members.items():
+        (hit,) = hits_of([Ask(take, subject, 1)], scope_of(current()), clock.now())
+        yield RenewLeases(hit.leased_keys[0], of_place, take.leased_for, take.ttl)
