@@ -308,6 +308,12 @@ class QuotaSettings:
     events = _number(10_000, 0, 10_000_000, 10_000)
     """About how many refusals, bans and warnings the event log keeps; 0 turns events off."""
 
+    event_days = _number(90, 1, 400, 30)
+    """For how many days the event log keeps them."""
+
+    event_requests = _flag(True)
+    """Whether events say of their request the user, the method and the path."""
+
     memory_keys = _number(100_000, 1_000, 100_000_000, 100_000)
     """The most keys that a process keeps in its own memory; a subject has one or two."""
 

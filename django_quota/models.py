@@ -479,7 +479,10 @@ class QuotaEvent(models.Model):
 
     class Meta:
         default_permissions = ()
-        indexes = (models.Index(fields=["batch", "id"], name="django_quota_event_order"),)
+        indexes = (
+            models.Index(fields=["batch", "id"], name="django_quota_event_order"),
+            models.Index(fields=["at"], name="django_quota_event_at"),
+        )
 
     def __str__(self) -> str:
         return self.data

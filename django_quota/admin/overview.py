@@ -5,7 +5,7 @@ A script fetches the content of the open page again every few seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -20,12 +20,14 @@ from django.utils.translation import gettext as _
 
 from django_quota.admin.base import ReadOnlyAdmin, names_among
 from django_quota.admin.charts import sparkline
+from django_quota.admin.events_page import events_view
 from django_quota.admin.wording import KIND_NAMES, local_moment
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError, StorePermissionDenied
 from django_quota.documentation import page
 from django_quota.error_texts import error_in_words
-from django_quota.features.events.stream import SEARCHED, Event, Search, event_log
+from django_quota.features.events.floods import Flood, with_floods
+from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED, Event, EventFilter, event_log
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
@@ -37,7 +39,7 @@ REFRESH_INTERVAL = 5
 """Seconds between two requests for the content of an open page."""
 
 EVENTS_SHOWN = 50
-"""Events that the page shows."""
+"""Events and floods that the page shows; it looks at `EVENTS_A_PAGE` events for them."""
 
 
 class OverviewPages(ReadOnlyAdmin):
@@ -48,6 +50,7 @@ class OverviewPages(ReadOnlyAdmin):
         return [
             path("", view(self.changelist_view), name=f"{name}_changelist"),
             path("content/", view(self.content_view), name=f"{name}_content"),
+            path("events/", view(partial(events_view, self)), name=f"{name}_events"),
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -90,20 +93,17 @@ def _content(request: HttpRequest) -> dict[str, Any]:
     shown["wanted"] = wanted = {name: request.GET.get(name, "").strip() for name in ("kind", "rule", "subject")}
     if wanted["kind"] not in KIND_NAMES:
         wanted["kind"] = ""
-    log = event_log(store, current().prefix)
+    kinds = [wanted["kind"]] if wanted["kind"] else ()
+    chosen = EventFilter(kinds, rule=wanted["rule"], subject=wanted["subject"])
+    events: list[Event | Flood] = []
     try:
-        search = Search([], is_whole=True) if log is None else log.search(EVENTS_SHOWN, partial(_fits, wanted))
-        events, shown["searched"] = search.events, None if search.is_whole else SEARCHED
+        search = event_log(store, current().prefix).search(EVENTS_A_PAGE, chosen)
+        events, shown["searched"] = with_floods(search.events)[:EVENTS_SHOWN], None if search.is_whole else SEARCHED
     except QuotaError as error:  # the figures say why
-        events, shown["silent"] = [], "denied" if isinstance(error, StorePermissionDenied) else "silent"
-    names = names_among(request, [*subjects, *(event.subject for event in events)])
+        shown["silent"] = "denied" if isinstance(error, StorePermissionDenied) else "silent"
+    subjects += [subject for event in events for subject in (event.subject, getattr(event, "user", None))]
+    names = names_among(request, subjects)
     return shown | {"events": events, "is_filtered": any(wanted.values()), "names": names}
-
-
-def _fits(wanted: Mapping[str, str], event: Event) -> bool:
-    """Return whether to show an event: it is of this kind, and its rule and subject contain these strings."""
-    is_kind = wanted["kind"] in ("", event.kind)
-    return is_kind and wanted["rule"] in (event.rule or "") and wanted["subject"] in (event.subject or "")
 
 
 def _figures(store: Store) -> dict[str, Any]:

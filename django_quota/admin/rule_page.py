@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -24,7 +23,7 @@ from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import Rule, is_valid_name
 from django_quota.error_texts import error_in_words, text_in_words
-from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED, Event, Search, event_log
+from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED, EventFilter, event_log
 from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter
@@ -78,8 +77,8 @@ def _recent_decisions(name: str) -> dict[str, Any]:
     try:
         found = activity()
         today = next((each for each in found.rules if each.rule == name), None)
-        log = event_log(get_limiter().store, current().prefix)
-        search = Search([], is_whole=True) if log is None else log.search(EVENTS_A_PAGE, partial(_is_refusal, name))
+        wanted = EventFilter(kinds=["refused"], rules=[name])
+        search = event_log(get_limiter().store, current().prefix).search(EVENTS_A_PAGE, wanted)
     except QuotaError as error:
         return {"trouble": error_in_words(error)}
     latest = {event.subject: event.at for event in reversed(search.events) if event.subject is not None}
@@ -90,10 +89,6 @@ def _recent_decisions(name: str) -> dict[str, Any]:
         "searched": None if search.is_whole else SEARCHED,
         "refused": sorted(latest.items(), key=itemgetter(1), reverse=True)[:ROWS_SHOWN],
     }
-
-
-def _is_refusal(rule: str, event: Event) -> bool:
-    return event.kind == "refused" and event.rule == rule
 
 
 def _source(name: str, known: Rule | str | None) -> str:

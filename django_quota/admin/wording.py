@@ -6,24 +6,27 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.utils import timezone
-from django.utils.formats import date_format
+from django.utils.formats import date_format, number_format
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_quota.core import clock
 from django_quota.core.clock import SECOND
 from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rule_options import BanOption, Exemption, Shares
 from django_quota.core.rules import Tiers, option_in_words
-from django_quota.http.wording import wait_in_words
+from django_quota.http.wording import wait_in_words, when_in_words
 from django_quota.models import QuotaOverride
 from django_quota.subjects.subject import LOGIN, parts_of
 
 if TYPE_CHECKING:
+    from django_quota.features.events.floods import Flood
+    from django_quota.features.events.stream import Event
     from django_quota.operating.inspection import LimitStatus
 
 ALGORITHM_NAMES: dict[str, str | Promise] = {
@@ -88,6 +91,54 @@ def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:
     return f"{date_format(shown, style)} {date_format(shown, 'T')}"
 
 
+def second_in_words(moment: int) -> str:
+    """Return a moment (microseconds) in local time to the second, with its day unless that is today."""
+    return when_in_words(local_moment(moment), local_moment(clock.now()))
+
+
+def event_in_words(event: Event) -> str:
+    """Return what an event says of its limit: `needed 50, 49 of 600 are left, until December 1`."""
+    numbers = {"cost": event.cost, "left": event.remaining, "limit": event.capacity}
+    words: dict[str, Any] = {name: number_format(each, force_grouping=True) for name, each in numbers.items()}
+    words["share"] = f"{100 * event.share:.4g}"
+    if event.kind == "near":
+        return _("%(share)s %% used, %(left)s of %(limit)s are left") % words
+    until = _("until %s") % second_in_words(event.until) if event.until else _("for good")
+    if event.kind == "banned":
+        return f"{_('ban %d') % event.level}, {until}"
+    return f"{_('needed %(cost)s, %(left)s of %(limit)s are left') % words}, {until}"
+
+
+def sender_in_words(event: Event, names: Mapping[str, str]) -> str:
+    """Return who sent the request of an event, and what: `ann GET /api/reports/`; empty if nothing is known.
+
+    `names`: the names of users by subject; see `names_among`.
+    """
+    is_named = event.user in parts_of(event.subject or "")  # the subject says it already
+    user = names.get(event.user or "", "" if is_named else event.user or "")
+    return " ".join(filter(None, (user, event.method, event.path)))
+
+
+def flood_in_words(flood: Flood) -> str:
+    """Return how many subjects a rule refused, or how often it refused one, and since when."""
+    words = {"n": number_format(flood.subjects, force_grouping=True), "since": second_in_words(flood.since)}
+    if flood.subjects == 1:
+        number = len(flood.events)
+        words["n"] = number_format(number, force_grouping=True)
+        return ngettext("%(n)s time since %(since)s", "%(n)s times since %(since)s", number) % words
+    if flood.kind_of_subjects == "user":
+        text = ngettext("refused %(n)s user since %(since)s", "refused %(n)s users since %(since)s", flood.subjects)
+    elif flood.kind_of_subjects == "ip":
+        text = ngettext(
+            "refused %(n)s address since %(since)s", "refused %(n)s addresses since %(since)s", flood.subjects
+        )
+    else:
+        text = ngettext(
+            "refused %(n)s subject since %(since)s", "refused %(n)s subjects since %(since)s", flood.subjects
+        )
+    return text % words
+
+
 def rule_in_words(rule: str) -> str:
     """Return a rule for use in a sentence: `rule "search"`, `all rules`."""
     return _("all rules") if rule in ("", ALL_RULES) else _('rule "%s"') % rule
@@ -126,9 +177,7 @@ def refused_until(seconds: float | None, now: int, rule: str, why: str = "") -> 
     """
     words = {"rule": rule, "until": ""}
     if seconds:
-        until = local_moment(now, seconds)
-        day = "" if until.date() == local_moment(now).date() else "%Y-%m-%d "
-        words["until"] = f"{until:{day}%H:%M:%S %Z}".rstrip()
+        words["until"] = when_in_words(local_moment(now, seconds), local_moment(now))
         text = _("refused by %(rule)s until %(until)s")
     else:
         text = _("refused by %(rule)s") if seconds == 0 else _("refused by %(rule)s for good")

@@ -21,7 +21,6 @@ from django_quota.engine.codec import (
     RETRY_WITH,
     Adjust,
     Adjustment,
-    Flag,
     Flagged,
     Mode,
     Reply,
@@ -30,18 +29,12 @@ from django_quota.engine.codec import (
 )
 from django_quota.engine.compiled import CompiledLimit
 from django_quota.engine.events import (
-    NO_LOG,
-    REMOTE_LOG,
-    EventLog,
-    EventRecord,
     change_counts,
     count_day,
     emit,
-    events_of,
     judge_near,
     load_status,
     shut_out,
-    without_levels,
 )
 from django_quota.engine.hits import Hit, HitContext
 from django_quota.engine.leased_units import end_lease, give_back_ended, lease_member, take_for_lease
@@ -53,7 +46,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     **{name: (f"core/algorithms/{name}",) for name in REGISTRY},
     "stock": ("counter_common", "leased_units", "core/algorithms/stock"),
     "adjust": ("adjust",),
-    "events": ("event_log", "events"),
+    "events": ("events",),
     "flag": ("flag",),
     "force": ("force",),
     "near": ("near",),
@@ -85,15 +78,15 @@ def _composed() -> str:
 class Decide(Operation):
     """Decide hits. `read_reply` unpacks the reply of the script, and `codec.Reply` gives its numbers names.
 
-    `mode`: see `codec.Mode`. `log`: where events are written.
+    `mode`: see `codec.Mode`. `emits`: whether flags report events; the caller writes them (`AppendEvents`).
     """
 
     script: ClassVar[Script] = Script.of(_composed())
 
-    def __init__(self, hits: Sequence[Hit], mode: Mode, log: EventLog = NO_LOG) -> None:
+    def __init__(self, hits: Sequence[Hit], mode: Mode, *, emits: bool = False) -> None:
         self.hits = hits
         self.mode = mode
-        self.log = log
+        self.emits = emits
 
     @property
     def keys(self) -> list[str]:  # type: ignore[override]
@@ -103,7 +96,7 @@ class Decide(Operation):
             keys += hit.keys
         if isinstance(self.mode, Adjust):
             keys += self.mode.keys
-        return [*keys, *self.log.keys]
+        return keys
 
     @property
     def is_reading(self) -> bool:  # type: ignore[override]
@@ -117,14 +110,14 @@ class Decide(Operation):
 
     def arguments(self) -> list[str | int]:
         """Return the arguments that `engine/lua/decide.lua` lists."""
-        arguments: list[str | int] = [encode_mode(self.mode), self.log.length]
+        arguments: list[str | int] = [encode_mode(self.mode), int(self.emits)]
         for hit in self.hits:
             arguments += hit.arguments
         return arguments
 
     def _packed(self, script: bytes, now: int | None) -> bytes:
         """Return a command that is joined from the bytes of compiled rules."""
-        number_of_keys, number_of_arguments, all_keys, all_arguments = len(self.log.keys), 3, b"", b""
+        number_of_keys, number_of_arguments, all_keys, all_arguments = 0, 3, b"", b""
         for hit in self.hits:
             more_keys, keys, more_arguments, arguments = hit.packed()
             number_of_keys += more_keys
@@ -136,9 +129,10 @@ class Decide(Operation):
             keys_of_mode = self.mode.keys
             number_of_keys += len(keys_of_mode)
             all_keys += packed(keys_of_mode)
-        first = _packed_mode(mode, self.log.length) if now is None else packed((now, mode, self.log.length))
+        emits = int(self.emits)
+        first = _packed_mode(mode, emits) if now is None else packed((now, mode, emits))
         head = b"*%d\r\n%s" % (3 + number_of_keys + number_of_arguments, script)
-        return b"".join((head, _packed_number(number_of_keys), all_keys, self.log.packed_keys, first, all_arguments))
+        return b"".join((head, _packed_number(number_of_keys), all_keys, first, all_arguments))
 
     def read_reply(self, reply: Any) -> Any:
         """Return the numbers in the text of a decision. A reply that asks for the hits again is a list already."""
@@ -167,7 +161,7 @@ class Decide(Operation):
         flags = [Flagged(context.index, context.status, context.stop) for context in contexts if context.status]
         for context in contexts:
             ahead = context.hit.ahead
-            if ahead is not None and ahead.spent and self.mode != "peek" and self.log is not NO_LOG:
+            if ahead is not None and ahead.spent and self.mode != "peek" and self.emits:
                 flags += judge_near(states, context, ahead.spent, now, emits=True)
         for context in contexts:
             if self.mode == "force" and context.hit.cost > 0:
@@ -178,19 +172,6 @@ class Decide(Operation):
             self._answer(states, context)
         verdict = REFUSED if 0 in refused else ALLOWED
         return Reply(now, verdict, [context.verdicts for context in contexts], flags).encode()
-
-    def log_keys(self) -> Sequence[str]:
-        """Return the keys of the event log."""
-        return self.log.keys
-
-    def run_with_events(self, states: States, now: int) -> tuple[list[Any], Sequence[EventRecord]]:
-        """Decide over these states; return the reply and the events."""
-        if self.log is NO_LOG:
-            return self.run(states, now), ()
-        reply = Reply.decode(Decide(self.hits, self.mode, REMOTE_LOG).run(states, now), self.hits)
-        events = events_of(self.hits, reply)
-        reply.flags = without_levels(reply.flags)
-        return reply.encode(), events
 
     def _restore(self, states: States, contexts: Sequence[HitContext], now: int) -> None:
         """Adjust hits, or refund their costs. Leases that have ended give their units back."""
@@ -216,7 +197,7 @@ class Decide(Operation):
             actual = None if adjustment is None or not context.is_settled else adjustment.actual
         if actual is None:
             return []
-        return judge_near(states, context, actual, now, emits=self.log is not NO_LOG, lowers=True)
+        return judge_near(states, context, actual, now, emits=self.emits, lowers=True)
 
     def _answer(self, states: States, context: HitContext) -> None:
         """Show the first answer to a hit that was settled before; remember the answer to any other."""
@@ -248,7 +229,7 @@ class Decide(Operation):
             context.verdicts[number] = after if verdict.allowed else _peek(states, context, limit, hit.cost, now)
         context.is_refused = False
         count_day(states, context, now, passed=True)
-        return judge_near(states, context, hit.cost, now, emits=self.log is not NO_LOG and not hit.rule.shadow)
+        return judge_near(states, context, hit.cost, now, emits=self.emits and not hit.rule.shadow)
 
     def _check(self, states: States, context: HitContext, refused: set[int], now: int) -> list[Flagged]:
         """Consume a hit, or count its refusal; return the flags."""
@@ -265,9 +246,7 @@ class Decide(Operation):
             for key, limit in zip(hit.leased_keys, hit.limits, strict=True):
                 p = limit.parameters
                 take_for_lease(states, key, lease_member(hit.value, hit.cost), now + p.b, now + p.a + p.b)
-        flags = emit(states, context, now, passed=passed, emits=self.log is not NO_LOG)
-        if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
-            flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
+        flags = emit(states, context, now, passed=passed, emits=self.emits)
         if hit.ahead is not None and hit.ahead.wish and passed:
             flags += take_ahead(states, context, hit.ahead, now)
         return flags
@@ -279,9 +258,9 @@ def _packed_number(number: int) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _packed_mode(mode: str, length: int) -> bytes:
+def _packed_mode(mode: str, emits: int) -> bytes:
     """Return the first arguments of a decision by the clock of Redis."""
-    return packed(("", mode, length))
+    return packed(("", mode, emits))
 
 
 @lru_cache(maxsize=64)

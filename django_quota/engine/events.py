@@ -1,7 +1,7 @@
 """What surrounds a decision: the counts of the day, bans after too many refusals, and events.
 
-This is the specification of `subject_status.lua`, `count_day.lua`, `events.lua` and `near.lua` in `engine/lua/`. It
-writes no event stream and no index of bans, but returns the flags that report events.
+This is the specification of `subject_status.lua`, `count_day.lua`, `events.lua` and `near.lua` in `engine/lua/`. A
+decision writes no event: its flags report them, and the caller writes them to the log, with what the request says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from django_quota.core.keys import subject_part
 from django_quota.engine.codec import EVENTS, EventKind, Flag, Flagged, Reply
 from django_quota.engine.hits import Hit, HitContext
 from django_quota.engine.operations import Operation, Script, States, fields_of, script, set_field
-from django_quota.engine.words import packed
 
 DAY_TTL = 8 * DAY
 """How long the counts of a day wait for the roll-up, in microseconds."""
@@ -131,7 +130,9 @@ def _count_refusal(states: States, context: HitContext, now: int, *, emits: bool
     set_field(states, hit.status_key, f"b:{hit.field}", f"{stop} {level} {remembered}", remembered)
     context.verdicts = [shut_out(verdict, stop, now) for verdict in context.verdicts]
     flags = [Flagged(context.index, Flag.BANNED, stop)]
-    return [*flags, Flagged(context.index, Flag.BAN_BEGAN, stop)] if emits else flags
+    if emits:
+        flags += [Flagged(context.index, Flag.BAN_BEGAN, stop), Flagged(context.index, Flag.BAN_LEVEL, level)]
+    return flags
 
 
 def shares_reached(hit: Hit, verdicts: Sequence[Verdict], units: int, out: Sequence[int] = ()) -> tuple[int, int, int]:
@@ -163,27 +164,33 @@ def limit_refusing_longest(verdicts: Sequence[Verdict]) -> int:
 # --- the event log ----------------------------------------------------------------------------------------------------
 
 
-class EventLog:
-    """The keys of the event stream and of the index of bans.
+class EventLog(NamedTuple):
+    """Where events are written, and how many are kept."""
 
-    `length`: how many events the stream keeps.
-    """
+    keys: Sequence[str] = ()
+    """The keys of the event stream and of the index of bans."""
+    length: int = 0
+    """How many events the stream keeps."""
+    span: int = 0
+    """For how long it keeps them, in microseconds."""
 
-    __slots__ = ("bans", "keys", "length", "packed_keys")
-
-    def __init__(self, keys: Sequence[str], length: int) -> None:
-        self.keys: Sequence[str] = keys
-        self.packed_keys: bytes = packed(keys)
-        """The keys, encoded as words of a command."""
-        self.bans: str = keys[1] if keys else ""
-        self.length: int = length
+    @property
+    def bans(self) -> str:
+        """The key of the index of bans."""
+        return self.keys[1]
 
 
-REMOTE_LOG = EventLog((), -1)
-"""A log that the decision's script cannot reach: the caller writes the events that the flags report."""
-
-NO_LOG = EventLog((), 0)
+NO_LOG = EventLog()
 """Events are off."""
+
+
+class EventSource(NamedTuple):
+    """What the events of a request say of it."""
+
+    user: str = ""
+    """The subject of its user, such as `"user:42"`; empty if there is none, or if nobody has loaded it."""
+    method: str = ""
+    path: str = ""
 
 
 class EventRecord(NamedTuple):
@@ -200,10 +207,19 @@ class EventRecord(NamedTuple):
     remaining: int = 0
     share: int = 0
     """The share of `warn_at` that a "near" event reports, in thousandths."""
+    cost: int = 1
+    """How many units the hit needed."""
+    user: str = ""
+    method: str = ""
+    path: str = ""
+
+    def of_request(self, source: EventSource) -> EventRecord:
+        """Return the event with what the request says."""
+        return self._replace(**source._asdict())
 
 
 def events_of(hits: Sequence[Hit], reply: Reply) -> list[EventRecord]:
-    """Return the events that the flags of a decision with a `REMOTE_LOG` report."""
+    """Return the events that the flags of a decision report."""
     events = []
     levels = {index: value for index, flag, value in reply.flags if flag == Flag.BAN_LEVEL}
     for index, flag, value in reply.flags:
@@ -212,18 +228,22 @@ def events_of(hits: Sequence[Hit], reply: Reply) -> list[EventRecord]:
         hit, verdicts, place = hits[index], reply.hits[index], 0
         if kind == "refused":
             place = limit_refusing_longest(verdicts)
-        elif kind == "near":  # the limit with the fewest units left
-            place = min(range(len(verdicts)), key=lambda number: verdicts[number].remaining)
+        elif kind == "near":
+            place = _limit_near(hit, verdicts, value)
         capacity, remaining = hit.limits[place].parameters.capacity, max(0, verdicts[place].remaining)
         until, share = (0, value) if kind == "near" else (value, 0)
         subject, level = subject_part(hit.status_key), levels.get(index, 0)
-        events.append(EventRecord(kind, hit.field, subject, until, level, capacity, remaining, share))
+        events.append(EventRecord(kind, hit.field, subject, until, level, capacity, remaining, share, hit.cost))
     return events
 
 
-def without_levels(flags: Sequence[Flagged]) -> list[Flagged]:
-    """Return the flags without those that only a caller that writes the events needs."""
-    return [flagged for flagged in flags if flagged.flag != Flag.BAN_LEVEL]
+def _limit_near(hit: Hit, verdicts: Sequence[Verdict], share: int) -> int:
+    """Return the index of the limit that has reached a share, in thousandths: of several, the one just past it."""
+    past = {}
+    for number, (limit, verdict) in enumerate(zip(hit.limits, verdicts, strict=True)):
+        capacity = limit.parameters.capacity
+        past[number] = capacity and (capacity - verdict.remaining) / capacity - share / 1000
+    return min(past, key=lambda number: (past[number] < 0, abs(past[number])))
 
 
 def lifted_bans(log: EventLog, bans: Iterable[tuple[str, str]]) -> list[EventRecord]:
@@ -236,13 +256,24 @@ def lifted_bans(log: EventLog, bans: Iterable[tuple[str, str]]) -> list[EventRec
     return [EventRecord("lifted", rule, subject_part(status_key)) for status_key, rule in bans]
 
 
-class AppendEvents(Operation):
-    """Write events that decisions with a `REMOTE_LOG` reported. The reply is the number of events."""
+class LoggedRecord(NamedTuple):
+    """An event in the log of a process' memory."""
 
-    script: ClassVar[Script] = script("clock", "lifetimes", "event_log", "append_events")
+    id: str
+    """`<milliseconds>-<number>`, as in Redis; each id is above those before it."""
+    record: EventRecord
+
+
+class AppendEvents(Operation):
+    """Write the events that decisions reported. The reply is the number of events.
+
+    The log keeps about so many events, and none for longer than its span. Its specification keeps no list of bans.
+    """
+
+    script: ClassVar[Script] = script("clock", "lifetimes", "append_events")
 
     def __init__(self, log: EventLog, events: Sequence[EventRecord]) -> None:
-        super().__init__(log.keys, len(events), log.length, *(word for event in events for word in event))
+        super().__init__(log.keys, len(events), log.length, log.span, *(word for event in events for word in event))
         self.log = log
         self.events = events
 
@@ -250,10 +281,32 @@ class AppendEvents(Operation):
         """Return all keys: the operation has no others."""
         return self.log.keys
 
-    def run_with_events(self, states: States, now: int) -> tuple[int, Sequence[EventRecord]]:
-        """Return the number of events, and the events."""
-        return self.run(states, now), self.events
+    def run_with_events(self, states: States, now: int) -> tuple[int, Sequence[EventRecord]]:  # noqa: ARG002
+        """Return the number of events, and the events, which the caller writes to its own log."""
+        return len(self.events), self.events
 
-    def run(self, states: States, now: int) -> int:  # noqa: ARG002 — states hold no log
-        """Return the number of events."""
+    def run(self, states: States, now: int) -> int:
+        """Write to a log in the states: a tuple of `LoggedRecord`, the oldest first."""
+        key, logged = self.log.keys[0], [event for event in self.events if event.kind != "lifted"]
+        kept: tuple[LoggedRecord, ...] = states.get(key, now) or ()
+        moment, number = (int(part) for part in kept[-1].id.split("-")) if kept else (0, 0)
+        for event in logged:
+            moment, number = (now // 1_000, 0) if now // 1_000 > moment else (moment, number + 1)
+            kept += (LoggedRecord(f"{moment}-{number}", event),)
+        oldest = (now - self.log.span) // 1_000
+        kept = tuple(each for each in kept[-self.log.length :] if int(each.id.partition("-")[0]) >= oldest)
+        if logged and kept:
+            states.put(key, kept, now + self.log.span)
         return len(self.events)
+
+
+class ReadEvents(Operation):
+    """Read the log in the memory of a process, the oldest event first. Other stores have readers of their own."""
+
+    script: ClassVar[Script] = Script.of("")
+    is_reading: ClassVar[bool] = True
+
+    def run(self, states: States, now: int) -> Sequence[LoggedRecord]:
+        """Return the events."""
+        found: Sequence[LoggedRecord] = states.get(self.keys[0], now) or ()
+        return found

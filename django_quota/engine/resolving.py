@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import DAY, SECOND
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
 from django_quota.core.keys import KEY_VERSION, escape, group_base, system_key
@@ -264,6 +264,7 @@ MAX_RATES = 256
 
 
 @lru_cache(maxsize=16)
-def event_log_of(prefix: str, events: int) -> EventLog:
-    """Return the event log under a prefix that keeps this many events; 0: no events."""
-    return EventLog([system_key(prefix, name) for name in ("events", "bans")], events) if events else NO_LOG
+def event_log_of(prefix: str, events: int, days: int) -> EventLog:
+    """Return the event log under a prefix that keeps this many events, for so many days; 0: no events."""
+    keys = [system_key(prefix, name) for name in ("events", "bans")]
+    return EventLog(keys, events, days * DAY) if events else NO_LOG

@@ -31,13 +31,9 @@ from django_quota.engine.codec import (
 )
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import (
-    NO_LOG,
-    REMOTE_LOG,
     AppendEvents,
     EventLog,
     EventRecord,
-    events_of,
-    without_levels,
 )
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import Operation
@@ -76,35 +72,31 @@ class _Part(NamedTuple):
     places: Sequence[int]
     """Their indexes in the operation."""
 
-    def decide(self, mode: Mode, log: EventLog) -> Scatter:
+    def decide(self, mode: Mode, *, emits: bool) -> Scatter:
         """Decide the hits. The scatter's result is the `Reply`."""
         if isinstance(mode, Adjust):
             mode = mode.only(self.places)
-        (raw,) = yield [Decide(self.hits, mode, log if log is NO_LOG else REMOTE_LOG)]
+        (raw,) = yield [Decide(self.hits, mode, emits=emits)]
         return Reply.decode(raw, self.hits)
 
 
 @scatter.register
 def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
-    hits, log = operation.hits, operation.log
+    hits = operation.hits
     slots = by_slot((hit.status_key for hit in hits), slot_of)
     if len(slots) > 1:  # nothing is taken ahead of several slots: a later one may refuse
         hits = [hit if hit.ahead is None else hit._replace(ahead=hit.ahead._replace(wish=0)) for hit in hits]
     parts = [_Part([hits[place] for place in places], places) for places in slots]
-    replies = yield from _decide_in_turn(parts, operation.mode, log)
-    gathered = _gathered(parts, replies)
-    if log is not NO_LOG and gathered.verdict != RETRY_WITH:
-        events = [event for part, reply in zip(parts, replies, strict=True) for event in events_of(part.hits, reply)]
-        yield from write_events(log, events)
-    return gathered.encode()
+    replies = yield from _decide_in_turn(parts, operation.mode, emits=operation.emits)
+    return _gathered(parts, replies).encode()
 
 
-def _decide_in_turn(parts: Sequence[_Part], mode: Mode, log: EventLog) -> Scatter:
+def _decide_in_turn(parts: Sequence[_Part], mode: Mode, *, emits: bool) -> Scatter:
     """Decide the parts one after the other. The result is their replies, as if one script had decided them."""
     replies: list[Reply] = []
     try:
         for part in parts:
-            reply = yield from part.decide(mode, log)
+            reply = yield from part.decide(mode, emits=emits)
             replies.append(reply)
             if mode == "check" and reply.verdict != ALLOWED:
                 break
@@ -153,7 +145,7 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
 def _look_at(part: _Part, now: int) -> Scatter:
     """Peek at a part of a refused operation. If the store does not answer, the reply says that nothing is left."""
     try:
-        reply = yield from part.decide("peek", NO_LOG)
+        reply = yield from part.decide("peek", emits=False)
         if reply.verdict != RETRY_WITH:
             return reply
     except StoreUnavailable as error:
@@ -172,7 +164,7 @@ def _gathered(parts: Sequence[_Part], replies: Sequence[Reply]) -> Reply:
     verdicts: dict[int, list[Verdict]] = {}
     for part, reply in zip(parts, replies, strict=True):
         verdicts.update(zip(part.places, reply.hits, strict=True))
-        gathered.flags += [flagged._replace(hit=part.places[flagged.hit]) for flagged in without_levels(reply.flags)]
+        gathered.flags += [flagged._replace(hit=part.places[flagged.hit]) for flagged in reply.flags]
         if reply.now != now:
             gathered.flags += [Flagged(place, Flag.DECIDED_AT, reply.now) for place in part.places]
     gathered.hits = [verdicts[place] for place in sorted(verdicts)]

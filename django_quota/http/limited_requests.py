@@ -244,9 +244,12 @@ def decide_flow(request: HttpRequest, state: RequestState, rules: Sequence[Rule]
     later = [rule for rule in rules if rule.reads_body and has_unread_body(request, rule.reads_body)]
     if later and (pairs or len(later) < len(rules)):
         first = yield from _asked_flow(request, state, [rule for rule in rules if rule not in later], pairs)
-        decision, answers = yield from limiter.two_step_flow(first, partial(_asked_flow, request, state, later))
+        decision, answers = yield from limiter.two_step_flow(
+            first, partial(_asked_flow, request, state, later), request
+        )
     else:
-        answer = yield from limiter.answer_flow((yield from _asked_flow(request, state, rules, pairs)), "check")
+        asks = yield from _asked_flow(request, state, rules, pairs)
+        answer = yield from limiter.answer_flow(asks, "check", request)
         decision, answers = answer.decision, [answer]
     for answer in answers:
         state.answers = (*state.answers, answer)

@@ -34,6 +34,7 @@ from django_quota.core.rules import Rule, default_tier_of, parts_of_key
 from django_quota.engine.asks import Ask
 from django_quota.features.usage.days import last_tiers
 from django_quota.http.site_rules import site_rules
+from django_quota.http.wording import when_in_words
 from django_quota.limiting.api import ENTRIES_AT_ONCE, AnySubject, answer_flow, django_request, run_call
 from django_quota.limiting.asking import asked_flow
 from django_quota.limiting.known_rules import known_keys, known_rules, rule_finders
@@ -236,10 +237,9 @@ def limit_in_words(outcome: Outcome) -> str:
 
 
 def _moment_in_words(outcome: Outcome, until: datetime) -> str:
-    """Return the day on which a period of days ends; or a time and its zone, with the date if it is a day away."""
+    """Return the day on which a period of days ends; or a time and its zone, with the day unless that is today."""
     calendar = _calendar(outcome)
     if not outcome.is_shut_out and calendar and calendar.rate.period >= DAY:
         # Half an hour more: the clocks may differ by seconds, and this must not name the day before the end.
         return date_format(until + timedelta(minutes=30), "MONTH_DAY_FORMAT")
-    is_near = until - moment_of(now()) < timedelta(days=1)
-    return f"{date_format(until, 'TIME_FORMAT' if is_near else 'SHORT_DATETIME_FORMAT')} {until:%Z}"
+    return when_in_words(until, moment_of(now()).astimezone(until.tzinfo), "TIME_FORMAT")

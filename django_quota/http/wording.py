@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from datetime import datetime
+from datetime import time as time_of_day
 from http import HTTPStatus
 from typing import NamedTuple
 
-from django.utils.formats import number_format
+from django.utils.formats import date_format, number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
@@ -65,6 +67,21 @@ def wait_in_words(seconds: int) -> str:
         return ngettext("%(n)d hour", "%(n)d hours", hours) % {"n": hours}
     days = math.ceil(seconds / 86_400)
     return ngettext("%(n)d day", "%(n)d days", days) % {"n": days}
+
+
+def when_in_words(moment: datetime, now: datetime, style: str = "H:i:s") -> str:
+    """Return a local time with its day, unless that is today: `"23:42:57 UTC"`, `"November 29, 23:42:57 UTC"`.
+
+    At midnight the day is enough. `style`: Django's format of the time.
+    """
+    time = f"{date_format(moment, style)} {date_format(moment, 'T')}".rstrip()
+    if moment.date() == now.date():
+        return time
+    day = date_format(moment, "MONTH_DAY_FORMAT" if moment.year == now.year else "DATE_FORMAT")
+    return day if moment.time() == MIDNIGHT else _("%(day)s, %(time)s") % {"day": day, "time": time}
+
+
+MIDNIGHT = time_of_day()
 
 
 class RefusalDetails(NamedTuple):

@@ -66,7 +66,7 @@ def check(
         if spent is not None:
             return spent
     asking = ask_flow(rule_or_rate, subject, cost, value, rule_options)
-    return run_call(_decided_flow(asking, "force" if force else "check"))
+    return run_call(_decided_flow(asking, "force" if force else "check", subject))
 
 
 async def acheck(
@@ -84,7 +84,7 @@ async def acheck(
         if spent is not None:
             return spent
     asking = ask_flow(rule_or_rate, subject, cost, value, rule_options)
-    return await run_async(_decided_flow(asking, "force" if force else "check"))
+    return await run_async(_decided_flow(asking, "force" if force else "check", subject))
 
 
 def acquire(
@@ -248,10 +248,12 @@ BLOCKS = "This call blocks the event loop. Await its async form, whose name begi
 """The warning for a sync call in async code."""
 
 
-def answer_flow(asks: Sequence[Ask], mode: AskMode, *, reports_allowed: bool = True) -> Flow[Answer]:
+def answer_flow(
+    asks: Sequence[Ask], mode: AskMode, request: HttpRequest | None = None, *, reports_allowed: bool = True
+) -> Flow[Answer]:
     """Decide what is asked on the configured store. If `ENABLED` is false, only counters are asked."""
     counters_only = not current().enabled
-    return get_limiter().answer_flow(asks, mode, counters_only=counters_only, reports_allowed=reports_allowed)
+    return get_limiter().answer_flow(asks, mode, request, counters_only=counters_only, reports_allowed=reports_allowed)
 
 
 def settlement_flow(settlement: Settlement) -> Flow[Decision]:
@@ -278,7 +280,8 @@ def _spend(rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None) -> D
     return limiter.spend(rule, subject, units) if type(units) is int and current().enabled else None
 
 
-def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode) -> Flow[Decision]:
+def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode, subject: AnySubject = None) -> Flow[Decision]:
+    """Decide what a call asks for. `subject`: as it was given; events say of a request who sent it."""
     asks = yield from asking
     if mode in ("check", "force"):
         check_costs(asks)
@@ -288,7 +291,7 @@ def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode) -> Flow[Decision]:
         _refuse_distinct(asks, "it cannot be forced")
         # A forced hit is counted even without room, so the rule does not block.
         asks = [Ask(ask.rule.but(block=False), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
-    answer = yield from answer_flow(asks, mode)
+    answer = yield from answer_flow(asks, mode, django_request(subject))
     return answer.decision
 
 

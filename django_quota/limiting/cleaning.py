@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 from django_quota.conf import current
 from django_quota.core import clock
+from django_quota.core.clock import DAY
 from django_quota.limiting.flusher import flusher
 from django_quota.stores.base import Tables
-from django_quota.stores.database.log import delete_expired
+from django_quota.stores.database.log import KeptEvents, delete_expired
 
 CLEANING_INTERVAL = 30.0
 """Seconds, on average, between two batches of a process. After a full batch, the next follows in the next round."""
@@ -35,7 +36,8 @@ class Cleaning:
         """Delete a batch if one is due. Raises `StoreUnavailable`; the next round tries again."""
         if self._clock() < self._next:
             return
-        done = delete_expired(self._store, clock.now(), current().events, BATCH)
+        settings = current()
+        done = delete_expired(self._store, clock.now(), KeptEvents(settings.events, settings.event_days * DAY), BATCH)
         is_full = max(done) >= BATCH
         self._next = self._clock() + (0.0 if is_full else self._pause())
 

@@ -10,6 +10,9 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from time import perf_counter_ns
+from typing import NamedTuple
+
+from django.http import HttpRequest
 
 from django_quota.conf import QuotaSettings, current, time_zone
 from django_quota.core import clock
@@ -21,10 +24,10 @@ from django_quota.core.overrides import OverrideTable
 from django_quota.core.rules import Rule
 from django_quota.engine.answers import Answer, Standing, answered
 from django_quota.engine.asks import Ask
-from django_quota.engine.codec import EventKind
+from django_quota.engine.codec import EventKind, Reply
 from django_quota.engine.compiled import CompiledRule
 from django_quota.engine.decide import Decide
-from django_quota.engine.events import NO_LOG
+from django_quota.engine.events import NO_LOG, AppendEvents, events_of
 from django_quota.engine.hits import Hit
 from django_quota.engine.receipts import Receipt, Settlement
 from django_quota.engine.resolving import AskMode, Resolved, Scope, event_log_of, resolve
@@ -39,11 +42,22 @@ from django_quota.limiting.refusals import Refusals
 from django_quota.limiting.unasked import UnaskedHits
 from django_quota.signals import Announcement, announce, banned, near_limit, refused, send
 from django_quota.stores.base import Store
+from django_quota.subjects.sources import source_of
 
 logger = logging.getLogger("django_quota.rules")
 
 _SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 """The signal of each event in a reply."""
+
+
+class _Call(NamedTuple):
+    """What a call to the store needs besides its hits."""
+
+    scope: Scope
+    frozen: int | None
+    """The time that a test has set (microseconds)."""
+    request: HttpRequest | None = None
+    """Whose events it writes; None: nothing is known."""
 
 
 class Limiter:
@@ -95,18 +109,24 @@ class Limiter:
         return decision
 
     def answer_flow(
-        self, asks: Sequence[Ask], mode: AskMode, *, counters_only: bool = False, reports_allowed: bool = True
+        self,
+        asks: Sequence[Ask],
+        mode: AskMode,
+        request: HttpRequest | None = None,
+        *,
+        counters_only: bool = False,
+        reports_allowed: bool = True,
     ) -> Flow[Answer]:
         """Decide what is asked in one call to the store, count the decision and notify the observers.
 
-        `counters_only`: because limits are off. `reports_allowed`: whether metrics and observers get a decision that
-        allows it.
+        `request`: events say who sent it; None: nothing is known. `counters_only`: because limits are off.
+        `reports_allowed`: whether metrics and observers get a decision that allows it.
         """
         began = perf_counter_ns() if receivers else 0
-        answer = yield from self._answer_flow(asks, mode, counters_only=counters_only)
+        answer = yield from self._answer_flow(asks, mode, request, counters_only=counters_only)
         if mode in ("check", "force"):
             is_reported = reports_allowed or not answer.decision.allowed
-            announcements = self._note(answer, is_reported=is_reported)
+            announcements = self._note(answer, request, is_reported=is_reported)
             if receivers and is_reported and _is_limited(answer):
                 notify(answer.decision, began)
             if announcements:
@@ -124,13 +144,13 @@ class Limiter:
         hits = resolved.hits(scope, now if frozen is not None else now + self._skew)
         if not hits:
             return []
-        answer = run_sync(self._store_flow(resolved, hits, "peek", scope, frozen))
+        answer = run_sync(self._store_flow(resolved, hits, "peek", _Call(scope, frozen)))
         if answer.decision.degraded:
             raise StoreUnavailable("it did not say what is left of the limits")
         return answer.standings()
 
     def two_step_flow(
-        self, first: Sequence[Ask], make_second: Callable[[], Flow[Sequence[Ask]]]
+        self, first: Sequence[Ask], make_second: Callable[[], Flow[Sequence[Ask]]], request: HttpRequest | None = None
     ) -> Flow[tuple[Decision, Sequence[Answer]]]:
         """Decide a request in two steps, as if they were one. The second is made only if the first allows.
 
@@ -139,13 +159,13 @@ class Limiter:
         made, since the body is broken or too large, the request fails and what the first spent stays counted.
         """
         began = perf_counter_ns() if receivers else 0
-        answer = yield from self._answer_flow(first, "check")
+        answer = yield from self._answer_flow(first, "check", request)
         counted, decision = [answer], answer.decision
         if not decision.enforced:
             reads = perf_counter_ns()
             asks = yield from make_second()
             began += (perf_counter_ns() - reads) if began else 0  # a slow client is not a slow check
-            second = yield from self._answer_flow(asks, "check")
+            second = yield from self._answer_flow(asks, "check", request)
             counted.append(second)
             if second.decision.enforced:
                 counted = [second]
@@ -153,7 +173,7 @@ class Limiter:
                     self.metrics.count_only_refusals(answer.decided_at, decision)
                 decision = updated(decision, (yield from self.undo_flow(answer.receipt(is_counted=False))))
             decision = decision.combined_with(second.decision)
-        announcements = [each for step in counted for each in self._note(step)]
+        announcements = [each for step in counted for each in self._note(step, request)]
         if receivers and any(map(_is_limited, counted)):
             notify(decision, began)
         if announcements:
@@ -200,7 +220,7 @@ class Limiter:
     # --- the way of a decision ----------------------------------------------------------------------------------------
 
     def _answer_flow(  # noqa: C901 — one step after the other
-        self, asks: Sequence[Ask], mode: AskMode, *, counters_only: bool = False
+        self, asks: Sequence[Ask], mode: AskMode, request: HttpRequest | None, *, counters_only: bool = False
     ) -> Flow[Answer]:
         """Return the answer: by what was taken ahead, the overrides, a refusal that is remembered, or the store."""
         refreshing = overrides.refreshing()
@@ -215,7 +235,7 @@ class Limiter:
         resolved = resolve(asks, overrides.table, now, mode=mode, counters_only=counters_only)
         refusals, scope = self.refusals, scope_of(current())
         if (resolved.by_override or refusals.table) and mode in ("check", "peek"):
-            known = self._known(resolved, mode)
+            known = self._known(resolved, mode, request)
             if known is not None:
                 return known
         hits = resolved.hits(scope, now if frozen is not None else now + self._skew)
@@ -223,7 +243,7 @@ class Limiter:
             return Answer(resolved, resolved.decision_by_overrides())
         changes = refusals.changes
         try:
-            answer = yield from self._store_flow(resolved, hits, mode, scope, frozen)
+            answer = yield from self._store_flow(resolved, hits, mode, _Call(scope, frozen, request))
         finally:
             if mode in ("refund", "force"):  # there may be room again, or none for longer
                 refusals.forget(resolved.subjects)
@@ -234,13 +254,13 @@ class Limiter:
             refusals.see_taken(resolved.for_store)
         return answer
 
-    def _known(self, resolved: Resolved, mode: AskMode) -> Answer | None:
+    def _known(self, resolved: Resolved, mode: AskMode, request: HttpRequest | None) -> Answer | None:
         """Return the refusal by an override, or the one that is remembered; None if the store must decide."""
         if resolved.by_override:
             decision = resolved.decision_by_overrides()
             if decision.enforced:
                 return Answer(resolved, decision)
-        return self.refusals.answer(resolved) if self.refusals.table and mode == "check" else None
+        return self.refusals.answer(resolved, request) if self.refusals.table and mode == "check" else None
 
     def _settled_flow(self, settlement: Settlement, *, counters_only: bool) -> Flow[Answer]:
         refreshing = overrides.refreshing()
@@ -253,26 +273,24 @@ class Limiter:
         if not hits:
             return Answer(resolved, resolved.decision_by_overrides())
         try:
-            return (yield from self._store_flow(resolved, hits, settlement, scope, frozen))
+            return (yield from self._store_flow(resolved, hits, settlement, _Call(scope, frozen)))
         finally:
             self.refusals.forget(resolved.subjects)
 
     def _store_flow(
-        self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope, frozen: int | None
+        self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, call: _Call
     ) -> Flow[Answer]:
         """Return the flow that asks the store; it also returns what this process has taken ahead."""
         if not (CompiledRule.any_prefetches and takes_ahead(hits)):
-            return self._ask_flow(hits, resolved, mode, scope, frozen)
-        ask = partial(self._ask_flow, resolved=resolved, mode=mode, scope=scope, frozen=frozen)
+            return self._ask_flow(hits, resolved, mode, call)
+        ask = partial(self._ask_flow, resolved=resolved, mode=mode, call=call)
         return self.prefetch.around_flow(resolved, hits, mode, overrides.table, ask)
 
     def _ask_flow(
-        self, hits: Sequence[Hit], resolved: Resolved, mode: AskMode | Settlement, scope: Scope, frozen: int | None
+        self, hits: Sequence[Hit], resolved: Resolved, mode: AskMode | Settlement, call: _Call
     ) -> Flow[Answer]:
-        """Return the answer of the store, or of each rule's `on_unavailable`; send the signals of either.
-
-        `frozen`: the time that a test has set (microseconds).
-        """
+        """Return the answer of the store, or of each rule's `on_unavailable`; write its events, send the signals."""
+        scope, frozen, _ = call
         outages, store, counts = self.outages, self.store, mode in ("check", "force")
         if outages.is_on and counts and store.is_refusing() and self.fallback.allows(resolved):
             return Answer(resolved, resolved.unlimited(degraded=True), hits)
@@ -295,16 +313,32 @@ class Limiter:
         else:
             announcements = []
             if answer.reply is not None:
-                announcements = [_announcement(answer.decision, *event) for event in answer.events()]
+                announcements = yield from self._events_flow(answer, answer.reply, call)
             if outages.is_on:
                 announcements += outages.answered(wrote=counts and answer.took_anything())
         if announcements:
             yield announce(announcements)
         return answer
 
+    def _events_flow(self, answer: Answer, reply: Reply, call: _Call) -> Flow[list[Announcement]]:
+        """Write the events that a reply reports; return their signals.
+
+        If they cannot be written, the decision holds, and the events are lost.
+        """
+        announcements = [_announcement(answer.decision, *event) for event in answer.events()]
+        if not announcements:
+            return []
+        source = source_of(call.request)
+        events = [event.of_request(source) for event in events_of(answer.hits, reply)]
+        try:
+            yield IOCall(self.store.run, self.store.arun, AppendEvents(call.scope.log, events), call.frozen)
+        except StoreUnavailable as error:
+            logger.warning("%d events could not be written: %s", len(events), error)
+        return announcements
+
     # --- counting -----------------------------------------------------------------------------------------------------
 
-    def _note(self, answer: Answer, *, is_reported: bool = True) -> Sequence[Announcement]:
+    def _note(self, answer: Answer, request: HttpRequest | None, *, is_reported: bool = True) -> Sequence[Announcement]:
         """Count a decision, unless it was a guess without the store; return the signals to send."""
         decided_at = answer.decided_at
         if answer.numbers is None and answer.spent_at is None and answer.has_groups:
@@ -317,13 +351,13 @@ class Limiter:
                 self.metrics.count(decided_at, answer)
             elif answer.resolved.by_override and not answer.hits:
                 self.metrics.count_overrides(answer)
-        return self.unasked.count(answer) if answer.has_uncounted else ()
+        return self.unasked.count(answer, request) if answer.has_uncounted else ()
 
 
 def _operation(hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope) -> Decide:
     if isinstance(mode, Settlement):
-        return Decide(hits, mode.mode(hits, scope), scope.log)
-    return Decide(hits, mode, scope.log if mode in ("check", "force") else NO_LOG)
+        return Decide(hits, mode.mode(hits, scope), emits=scope.log is not NO_LOG)
+    return Decide(hits, mode, emits=mode in ("check", "force") and scope.log is not NO_LOG)
 
 
 def _at(hits: Sequence[Hit], mode: AskMode | Settlement, moment: int, scope: Scope) -> Sequence[Hit]:
@@ -336,7 +370,7 @@ def _at(hits: Sequence[Hit], mode: AskMode | Settlement, moment: int, scope: Sco
 @lru_cache(maxsize=4)
 def scope_of(settings: QuotaSettings) -> Scope:
     """Return where a site with these settings counts."""
-    return Scope(settings.prefix, time_zone, event_log_of(settings.prefix, settings.events))
+    return Scope(settings.prefix, time_zone, event_log_of(settings.prefix, settings.events, settings.event_days))
 
 
 def _is_limited(answer: Answer) -> bool:

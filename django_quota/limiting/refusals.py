@@ -17,6 +17,8 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from django.http import HttpRequest
+
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Outcome
@@ -86,7 +88,8 @@ class Refusal(NamedTuple):
         refusing = [outcome for outcome in self.outcomes if not outcome.allowed]
         longest = max(refusing, key=lambda each: float("inf") if each.retry_after is None else each.retry_after)
         until = 0 if longest.retry_after is None else self.decided_at + int(longest.retry_after * SECOND)
-        return EventRecord("refused", self.hit.field, self.subject, until, 0, longest.limit, longest.remaining)
+        left, cost = longest.remaining, self.hit.cost
+        return EventRecord("refused", self.hit.field, self.subject, until, 0, longest.limit, left, cost=cost)
 
 
 def _outcomes_at(refusals: Sequence[Refusal], now: int) -> tuple[Outcome, ...]:
@@ -119,7 +122,7 @@ class Refusals:
         self._lock = threading.RLock()
         self._clear()
 
-    def answer(self, resolved: Resolved) -> Answer | None:
+    def answer(self, resolved: Resolved, request: HttpRequest | None = None) -> Answer | None:
         """Return the refusal of a request if it is remembered; None if the store must decide.
 
         The Decision has the outcomes of the rules that refused, and of no others.
@@ -129,7 +132,7 @@ class Refusals:
             return None
         for refusal in refusals:
             if refusal.counts_in_store:
-                self._unasked.add(refusal.place, REFUSED_ONCE, refusal.event)
+                self._unasked.add(refusal.place, REFUSED_ONCE, refusal.event, request)
             at = refusal.decided_at + now - refusal.begins  # by the store's clock
             self._metrics.count_refusal(at, refusal.hit.compiled.refused, refusal.subject)
         decision = Decision(False, enforced=True, _given=partial(_outcomes_at, refusals, now))

@@ -19,6 +19,8 @@ from dataclasses import field as field_of
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from django.http import HttpRequest
+
 from django_quota.conf import current, time_zone
 from django_quota.core import clock
 from django_quota.core.clock import SECOND, frozen_now
@@ -29,7 +31,7 @@ from django_quota.core.takes import Asked
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask, counts_day
 from django_quota.engine.compiled import CompiledRule, compiled
-from django_quota.engine.events import AppendEvents, EventRecord
+from django_quota.engine.events import AppendEvents, EventRecord, EventSource
 from django_quota.engine.hits import Hit
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.record_hits import RecordHits
@@ -37,6 +39,7 @@ from django_quota.engine.resolving import Resolved, event_log_of
 from django_quota.limiting.flusher import flusher
 from django_quota.signals import Announcement, refused
 from django_quota.stores.base import Store
+from django_quota.subjects.sources import NO_SOURCE, source_of
 
 logger = logging.getLogger("django_quota.metrics")
 
@@ -76,6 +79,8 @@ class _Tally:
     """How the fields of the day change; see `engine/lua/count_day.lua`."""
     event: Callable[[], EventRecord] | None = None
     """Makes the event of a refusal."""
+    source: EventSource = NO_SOURCE
+    """What the event says of the request."""
 
 
 class UnaskedHits:
@@ -108,7 +113,13 @@ class UnaskedHits:
     def __len__(self) -> int:
         return len(self._tallies) + len(self._unanswered)
 
-    def add(self, place: TallyPlace, counts: Mapping[str, int], event: Callable[[], EventRecord] | None = None) -> None:
+    def add(
+        self,
+        place: TallyPlace,
+        counts: Mapping[str, int],
+        event: Callable[[], EventRecord] | None = None,
+        request: HttpRequest | None = None,
+    ) -> None:
         """Add hits: how the fields of the day change. `event` makes the event of a refusal; None: no event."""
         is_first = False
         with self._lock:
@@ -120,7 +131,8 @@ class UnaskedHits:
             if tally is not None:
                 for name, change in counts.items():
                     tally.counts[name] += change
-                tally.event = tally.event or event
+                if tally.event is None and event is not None:
+                    tally.event, tally.source = event, source_of(request)
         if is_first:
             logger.warning(
                 "The hits of %s rules and subjects wait to be counted. Until the store answers, the usage and events "
@@ -130,7 +142,7 @@ class UnaskedHits:
         if not flusher.is_woken:
             flusher.wake()
 
-    def count(self, answer: Answer) -> list[Announcement]:
+    def count(self, answer: Answer, request: HttpRequest | None = None) -> list[Announcement]:
         """Count what overrides decided, and the hits that no limit counts; return the signals to send.
 
         If the request is refused, the rules that had room are not counted.
@@ -144,7 +156,7 @@ class UnaskedHits:
             if not is_blocked or not cost:
                 continue
             place = _place_of(rule, subject, now)
-            self.add(place, REFUSED_ONCE, None if rule.shadow else partial(_event, place, ask, resolved))
+            self.add(place, REFUSED_ONCE, None if rule.shadow else partial(_event, place, ask, resolved), request)
             if not rule.shadow and self._is_due(place, now):
                 announcements.append((refused, {"rule": rule, "subject": subject, "decision": answer.decision}))
         return announcements
@@ -229,9 +241,14 @@ class UnaskedHits:
             for place, message in messages:
                 if place not in failed and self._unanswered.get(place) is message:
                     del self._unanswered[place]
-        events = [tally.event() for (_, tally, _), due in zip(asking, replies, strict=True) if due == 1 and tally.event]
+        events = [
+            tally.event().of_request(tally.source)
+            for (_, tally, _), due in zip(asking, replies, strict=True)
+            if due == 1 and tally.event
+        ]
         if events:
-            self._store.run(AppendEvents(event_log_of(settings.prefix, settings.events), events), frozen_now())
+            log = event_log_of(settings.prefix, settings.events, settings.event_days)
+            self._store.run(AppendEvents(log, events), frozen_now())
         return [reply for reply in replies if isinstance(reply, Exception)]
 
 
@@ -255,4 +272,4 @@ def _place(of_rule: CompiledRule, subject: str, day: str, prefix: str) -> TallyP
 def _event(place: TallyPlace, ask: Ask, resolved: Resolved) -> EventRecord:
     outcome = resolved.outcomes_by_override()[ask.place][0]
     until = 0 if outcome.retry_after is None else resolved.now + int(outcome.retry_after * SECOND)
-    return EventRecord("refused", place.rule, escape(ask.subject), until, 0, outcome.limit)
+    return EventRecord("refused", place.rule, escape(ask.subject), until, 0, outcome.limit, cost=ask.cost)

@@ -20,9 +20,11 @@ from typing import Any, TextIO, cast
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, close_old_connections
+from django.utils import timezone
 from django.utils.connection import ConnectionDoesNotExist
 
 from django_quota.conf import current
+from django_quota.core import clock
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.core.rates import parse_duration
@@ -223,6 +225,24 @@ def _check_encoding(options: Mapping[str, Any]) -> None:
 def second_of(moment: int) -> str:
     """Return a moment (microseconds since 1970) to the second in UTC: `2026-11-22 19:12:28Z`."""
     return f"{datetime.fromtimestamp(moment // SECOND, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def given_moment(option: str, given: str | None) -> int:
+    """Return a moment of the command line in microseconds; 0 if none is given.
+
+    It is a date and time, by default in Django's time zone, or how long it is ago. Raises `CommandError`.
+    """
+    if given is None:
+        return 0
+    with suppress(ValueError):
+        moment = datetime.fromisoformat(given)
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.get_default_timezone())
+        return round(aware.timestamp() * SECOND)
+    with suppress(QuotaError):
+        return clock.now() - parse_duration(option, given)
+    raise CommandError(
+        f"{option} {given!r} is not a moment. Use, for example, 2030-01-31T12:00, or 2h for 2 hours ago."
+    )
 
 
 def duration_of(option: str, given: object) -> float | None:

@@ -269,7 +269,10 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "indexes": [models.Index(fields=["batch", "id"], name="django_quota_event_order")],
+                "indexes": [
+                    models.Index(fields=["batch", "id"], name="django_quota_event_order"),
+                    models.Index(fields=["at"], name="django_quota_event_at"),
+                ],
             },
         ),
         migrations.CreateModel(

@@ -141,6 +141,18 @@ def find_subjects(text: str, *, with_users: bool) -> list[SubjectMatch]:
     return found or [SubjectMatch(named_subject(text), is_guess=True)]
 
 
+def subjects_meant(text: str) -> set[str]:
+    """Return the subjects that a string may mean: of the users with this key, name or e-mail address, or as written.
+
+    Raises `RuleError` for a string that cannot be a subject.
+    """
+    text = text.strip()
+    if is_address(text) or not is_bare(text):
+        return {parse_subject_input(text)}
+    found = {user_subject(user) for user in find_users(text)}
+    return found | {login_subject(text), named_subject(text)}
+
+
 # --- hints ------------------------------------------------------------------------------------------------------------
 
 

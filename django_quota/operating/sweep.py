@@ -38,7 +38,7 @@ from django_quota.engine.operations import text
 from django_quota.engine.system_operations import Sweep
 from django_quota.features.reservations.operations import GiveBackEnded
 from django_quota.stores.base import RedisServers, Tables
-from django_quota.stores.database.log import Expired, delete_expired
+from django_quota.stores.database.log import Expired, KeptEvents, delete_expired
 from django_quota.stores.patience import Patience
 from django_quota.stores.scanning import Walk
 
@@ -266,14 +266,14 @@ def sweep_rows(
     store: Tables,
     prefix: str,
     now: int,
-    keep: int,
+    keep: KeptEvents,
     stop: threading.Event,
     advance: Callable[[int], object],
     budget_ms: int,
 ) -> RowReport:
     """Delete what has expired by `now`, and give back ended leases, until the end or until `stop` is set.
 
-    `prefix`: that of the keys. `keep`: how many events of each log stay. `advance` gets the number of deleted rows.
+    `prefix`: that of the keys. `keep`: which events of each log stay. `advance` gets the number of deleted rows.
     `budget_ms`: how much of each second it may use the database, 1 to 1000 milliseconds. A call without an answer is
     repeated for some seconds. Raises `StoreUnavailable`.
     """

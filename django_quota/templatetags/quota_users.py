@@ -22,6 +22,8 @@ def quota_user_links(context: Any, user: Any) -> list[tuple[str, str]]:
 if apps.is_installed("django.contrib.admin"):  # Django imports the tags of every installed app
     from django_quota.admin import wording
 
-    for name in ("algorithm", "kind", "next", "span", "subject", "time_left", "why"):
+    for name in (
+        *("algorithm", "event", "flood", "kind", "next", "second", "sender", "span", "subject", "time_left", "why"),
+    ):
         register.filter(f"quota_{name}_in_words", getattr(wording, f"{name}_in_words"))
     register.filter("quota_local_moment", wording.local_moment)

@@ -20,8 +20,9 @@ from django_quota.models import QuotaOverride
 from django_quota.operating.activity import RULES, activity
 from django_quota.operating.health import Health, health
 from django_quota.stores.redis.store import RedisStore
-from django_quota.testing import QuotaKit
+from django_quota.testing import QuotaKit, freeze
 from tests.admin.operators import operator
+from tests.support.events import event_fields
 from tests.support.steps import SECOND
 from tests.support.stores import caches, current_store
 
@@ -75,7 +76,7 @@ def test_it_shows_slots_what_is_empty_and_that_limits_are_switched_off(client: C
     page = shown(client)
     for words in (
         *("Nothing has been checked today.", "Nobody has been refused today."),
-        *("each process counts by itself", "The memory store keeps no events."),
+        *("each process counts by itself", "Nothing has been refused."),
     ):
         assert words in page
     with slot("export", 1, subject=SUBJECT):
@@ -132,7 +133,7 @@ class TestOnRedis:
     ) -> None:
         raw.xadd("quota:1:{!}:events", {"foreign": "entry"})
         for number in range(overview.EVENTS_SHOWN + 5):
-            check("0/m", f"user:{number}", name="a")
+            check("0/m", f"user:{number}", name=f"rule{number}")
         content = shown(client, CONTENT)
         assert 'id="quota-rules-title"' in content
         assert "<html" not in content
@@ -145,8 +146,7 @@ class TestOnRedis:
         self, raw: redis.Redis, database: Any, page: str, number: int, is_said: bool
     ) -> None:
         client = operator("view_overview", "view_quotaoverride")
-        fields = {"kind": "refused", "rule": "a", "subject": "user:1", "until": 0}
-        fields |= {"level": 0, "capacity": 1, "remaining": 0, "share": 0}
+        fields = event_fields()
         with raw.pipeline(transaction=False) as pipeline:
             for _ in range(number):
                 pipeline.xadd("quota:1:{!}:events", cast("Any", fields))
@@ -162,12 +162,11 @@ class TestOnRedis:
     ) -> None:
         settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Tokyo"
         noon = int(datetime(2026, 11, 21, 3, tzinfo=UTC).timestamp())
-        fields: dict[Any, Any] = {"kind": "refused", "rule": "a", "subject": "user:1", "until": (noon + 90) * SECOND}
-        fields |= {"level": 0, "capacity": 1, "remaining": 0, "share": 0}
-        raw.xadd("quota:1:{!}:events", fields, id=f"{noon}000-0")
-        page = shown(client, CONTENT)
+        raw.xadd("quota:1:{!}:events", event_fields(until=(noon + 90) * SECOND), id=f"{noon}000-0")
+        with freeze(noon * SECOND):
+            page = shown(client, CONTENT)
         assert ">12:00:00</time>" in page
-        assert "until 12:01:30" in page
+        assert "until 12:01:30 JST" in page
         with timezone.override("Europe/Berlin"):  # as a middleware does for a request
             words = moment_in_words(local_moment(noon * SECOND), "H:i")
         assert words == ("04:00 CET" if use_tz else "12:00 JST"), "without USE_TZ all rows are in TIME_ZONE"

@@ -28,6 +28,7 @@ from django_quota.features.events.stream import BEGINNING, LEFT_AFTER, Event, Ev
 from django_quota.management.commands import quota_events
 from django_quota.testing import freeze
 from tests.support.commands import Manage, managing, wait_until
+from tests.support.events import event_fields
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches
 
@@ -43,8 +44,8 @@ def tell(
 ) -> str:
     """Write an event as the decision script does, of now or of a moment (microseconds); return its id."""
     names: Any = {"kind": kind, "rule": field(rule), "subject": escape(subject)}
-    numbers = {"until": 0, "level": 0, "capacity": 10, "remaining": 0, "share": 0, **fields}
-    entry_id: Any = raw.xadd(STREAM, names | numbers, id=f"{at // 1000}-0" if at else "*")
+    more = {"until": 0, "capacity": 10, **fields}
+    entry_id: Any = raw.xadd(STREAM, event_fields(**names, **more), id=f"{at // 1000}-0" if at else "*")
     return str(entry_id.decode())
 
 
@@ -153,10 +154,10 @@ def four_events(redis_cache: Any, raw: redis.Redis) -> None:
 @pytest.mark.usefixtures("four_events")
 def test_each_event_is_printed_as_a_line() -> None:
     assert shown() == [
-        "2025-11-21 04:40:00Z  refused  login  ip:1  for 1 minute 1 second",
+        "2025-11-21 04:40:00Z  refused  login  ip:1  needed 1, 0 of 10 are left, for 1 minute 1 second",
         "2025-11-21 04:40:01Z  banned   login  ip:2  for 10 minutes, ban 2 in a row",
         "2025-11-21 04:40:02Z  near     login  ip:3  80% used, 2 of 10 left",
-        "2025-11-21 04:40:03Z  refused  login  ip:4  waiting does not help",
+        "2025-11-21 04:40:03Z  refused  login  ip:4  needed 1, 0 of 10 are left, waiting does not help",
     ]
 
 
@@ -198,7 +199,7 @@ def test_json_is_an_object_a_line(raw: redis.Redis) -> None:
     assert [json.loads(line) for line in shown("--json")] == [{
         "id": entry_id, "at": "2025-11-21T04:40:00+00:00", "kind": "refused", "rule": "a\nb",
         "subject": HOSTILE_SUBJECT, "until": "2025-11-21T04:40:01+00:00", "level": 0, "capacity": 10, "remaining": 0,
-        "share": 0.0, "ip": None,
+        "share": 0.0, "cost": 1, "user": None, "method": "", "path": "", "ip": None,
     }]  # fmt: skip
 
 
@@ -476,7 +477,7 @@ TEXTS = st.text(max_size=20) | st.ip_addresses().map(str) | st.text("0123456789a
 
 @given(TEXTS | TEXTS.map("ip:{}".format))
 def test_the_ip_of_an_event_is_nothing_but_an_address(subject: str) -> None:
-    address = Event("1-0", "banned", "r", subject, 0, 1, 1, 0, 0).as_json()["ip"]
+    address = Event("1-0", "banned", "r", subject, 0, 1, 1, 0, 0, 1, None, "", "").as_json()["ip"]
     if address is not None:
         assert f"ip:{address}" == subject
         assert str(ip_network(address, strict=True)) == (address if ":" in address else f"{address}/32")

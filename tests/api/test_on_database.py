@@ -14,9 +14,9 @@ from django.db import connections
 from django.test import Client
 
 from django_quota import Rule, check, slot, unban
-from django_quota.core.clock import now
+from django_quota.core.clock import DAY, now
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.events.stream import EventRows, event_log
+from django_quota.features.events.stream import EventFilter, EventRows, event_log
 from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.cleaning import BATCH, CLEANING_INTERVAL, Cleaning
 from django_quota.limiting.registry import get_limiter
@@ -27,7 +27,7 @@ from django_quota.operating.activity import activity, running_totals, subjects_s
 from django_quota.operating.inspection import load_snapshot, recent_refusals
 from django_quota.stores.base import Statement
 from django_quota.stores.database import sql
-from django_quota.stores.database.log import Expired, count_expired, delete_expired
+from django_quota.stores.database.log import Expired, KeptEvents, count_expired, delete_expired
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.testing import freeze
 from tests.support.commands import json_of, said
@@ -46,6 +46,9 @@ def store(database: dict[str, Any], settings: Any) -> DatabaseStore:
     return current_store()  # type: ignore[no-any-return]
 
 
+NONE_KEPT = KeptEvents(0, 0)
+
+
 def log() -> EventRows:
     found = event_log(current_store(), "quota")
     assert isinstance(found, EventRows)
@@ -53,7 +56,7 @@ def log() -> EventRows:
 
 
 def reported() -> list[tuple[str, str | None]]:
-    return [(event.kind, event.subject) for event in log().last(1_000, lambda _: True)]
+    return [(event.kind, event.subject) for event in log().last(1_000, EventFilter())]
 
 
 def refuse(subject: str, times: int = 1) -> None:
@@ -73,7 +76,7 @@ class TestEvents:
         for _ in range(4):
             check(BANNING, "ip:192.0.2.1")
 
-        (ban,) = [event for event in log().last(9, lambda _: True) if event.kind == "banned"]
+        (ban,) = [event for event in log().last(9, EventFilter()) if event.kind == "banned"]
 
         assert (ban.rule, ban.level) == ("login", 1)
         assert ban.until > ban.at > 0
@@ -322,7 +325,7 @@ class TestSweep:
         said("quota_sweep")
 
         assert list(store.names("quota:1:{user:*}:c:x")) == []
-        assert max(count_expired(store, moment, 3)) == 0
+        assert max(count_expired(store, moment, KeptEvents(3, DAY))) == 0
         assert "Deleted 0 expired states" in said("quota_sweep")
 
     def test_what_has_not_expired_is_left(self, store: DatabaseStore) -> None:
@@ -360,11 +363,11 @@ class TestExpiry:
         return expiry
 
     def test_a_sweep_keeps_a_state_until_it_expires(self, store: DatabaseStore, expiry: int) -> None:
-        assert delete_expired(store, expiry - 1, 0, BATCH).states == 0
+        assert delete_expired(store, expiry - 1, NONE_KEPT, BATCH).states == 0
         assert states(store) == 1
 
     def test_a_sweep_an_hour_later_deletes_the_state(self, store: DatabaseStore, expiry: int) -> None:
-        assert delete_expired(store, expiry + sql.SWEEP_HOUR, 0, BATCH).states == 1
+        assert delete_expired(store, expiry + sql.SWEEP_HOUR, NONE_KEPT, BATCH).states == 1
         assert states(store) == 0
 
 

@@ -19,7 +19,6 @@ from django_quota.core.algorithms import REGISTRY
 from django_quota.core.takes import Take
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import lua_source
-from django_quota.engine.resolving import event_log_of
 from tests.support.steps import SECOND, hits_of
 
 ROOT = Path(django_quota.__file__).parent
@@ -258,7 +257,7 @@ def test_the_head_of_the_decision_lists_the_options_that_the_caller_sends() -> N
     hits += hits_of(Rule.make("d", "3/m", prefetch=True), subject="user:1")
     leased = hits_of(Take("e", leased_for=1), subject="user:1")
 
-    decide = Decide([*hits, *leased], "check", event_log_of("quota", 99))
+    decide = Decide([*hits, *leased], "check", emits=True)
     listed = set(re.findall(r'"(\w+)"', head("decide").partition("then its options")[2].partition("-- reply")[0]))
     options = {"counted", "quiet", "shares", "value", "group", "ban", "ahead", "leased", "day"}
     assert listed == options <= set(decide.arguments())

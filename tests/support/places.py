@@ -14,7 +14,7 @@ from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.engine.operations import DictStates, Operation, RedisOperation, text
 from django_quota.stores.base import Statement
 from django_quota.stores.database import sql
-from django_quota.stores.database.log import delete_expired
+from django_quota.stores.database.log import KeptEvents, delete_expired
 from django_quota.stores.database.states import loads
 from django_quota.stores.database.store import DatabaseStore
 from tests.support.inputs import inputs
@@ -272,7 +272,7 @@ class Machine(RuleBasedStateMachine):
     def expired_rows_are_deleted(self) -> None:
         """Redis and the memory forget by themselves."""
         before = self.places.rows()
-        delete_expired(self.places.database, self.now, 0, 1_000)
+        delete_expired(self.places.database, self.now, KeptEvents(0, 0), 1_000)
         gone = before.keys() - self.places.rows().keys()
         assert all(before[key][1] <= self.now for key in gone)
         self.places.swept |= gone

@@ -35,7 +35,7 @@ class Question:
         self.asks = asks
         self.ahead = ahead or {}
         """What is said of units taken ahead, by place."""
-        self.scope = Scope("quota", log=event_log_of("quota", 100) if with_events else NO_LOG)
+        self.scope = Scope("quota", log=event_log_of("quota", 100, 30) if with_events else NO_LOG)
         self.settlement = settlement
 
     def hits_at(self, now: int) -> Sequence[Hit]:
@@ -50,9 +50,9 @@ class Question:
     def operation(self, now: int, mode: QuestionMode) -> Decide:
         hits = self.hits_at(now)
         if self.settlement is not None:
-            return Decide(hits, self.settlement.mode(hits, self.scope), self.scope.log)
+            return Decide(hits, self.settlement.mode(hits, self.scope), emits=self.scope.log is not NO_LOG)
         assert mode != "adjust"
-        return Decide(hits, mode, self.scope.log if mode in ("check", "force") else NO_LOG)
+        return Decide(hits, mode, emits=mode in ("check", "force") and self.scope.log is not NO_LOG)
 
     def answer(self, reply: Sequence[Any]) -> Answer:
         """Return what a reply says."""

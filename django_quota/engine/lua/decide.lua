@@ -2,14 +2,12 @@
 -- The lines of percent signs mark where engine/decide.py inserts what decides plain plans, and the modules.
 --
 -- KEYS   for each hit, in the plan's order: the status of the subject (a hash); the state of each limit; the keys of
---        its options; then what the mode "adjust" needs; last, if the log is in this slot: the event stream, the index
---        of bans
+--        its options; last, what the mode "adjust" needs
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: "check"; "force" (see force); "peek" (changes nothing); "refund" (restores each cost, then
 --            peeks); "adjust <stop>,<portion>,... ..." (for each hit a word, see adjust: replaces what it took by
 --            what was really used, whatever the limit; then peeks at a cost of 0)
---        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes
---            events
+--        [3] 1: flags report events, which the caller writes (append_events); 0: no events
 --        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the lowest
 --            share of the limit, in thousandths, that emits "near" (0: never); how many limits
 --          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
@@ -36,8 +34,8 @@
 --        retry_after: if refused, until the same hit is admitted (-1: never); if admitted, how long to hold it back
 --        more: until more is left than now (-1: never; for example, nothing is used)
 --        flag 1: banned (value: until when); 2: the ban has begun now; 3: "refused" was emitted; 4: "near" was emitted
---          (value: the share); 5: if the caller writes events, the number of the ban in its series; 7: units were taken
---          ahead; 8: for so long (microseconds)
+--          (value: the share); 5: the number of the ban that has begun, in its series; 7: units were taken ahead; 8: for
+--          so long (microseconds)
 -- %% plain plans %%
 local plain_reply, plain_days
 if ARGV[2] == 'check' then

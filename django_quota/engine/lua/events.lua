@@ -1,22 +1,10 @@
--- events: what a hit leaves besides its counts: bans after too many refusals, and events. A module of decide, after
--- event_log.
+-- events: what a hit leaves besides its counts: bans after too many refusals, and the flags that report events. A
+-- module of decide.
 --
 -- KEYS   hit.refusals.key: the refusals that lead to a ban, as sliding_window keeps them
 --        hit.status_key: see subject_status
---        the log, if it is in this slot: see event_log
 -- ARGV   as decide
--- reply  emit_refused: nothing; it adds flags. append, note: nothing
-
-local has_log = ARGV[3] ~= '-1'
-
-local function subject_of(hit) return string.match(hit.status_key, '{(.-)}') end
-
--- If the log is in another slot, the flags report the event, and the caller writes it.
-local function append(kind, hit, limit, stop, level, share)
-  if not has_log then return end
-  local remaining = math.max(0, limit.remaining)
-  append_event(kind, hit.rule, subject_of(hit), stop, level, limit.capacity, remaining, share)
-end
+-- reply  emit_refused: nothing; it adds flags. note: nothing
 
 -- Remembers for `span` microseconds that an event was emitted.
 local function note(hit, field, value, span)
@@ -45,39 +33,26 @@ local function count_refusal(hit)
   need('flag')(hit, BANNED, stop)
   if emits then
     need('flag')(hit, BAN_BEGAN, stop)
-    if has_log then
-      index_ban(hit.rule, subject_of(hit), stop)
-      append('banned', hit, hit[1], stop, level, 0)
-    else
-      need('flag')(hit, BAN_LEVEL, level)
-    end
+    need('flag')(hit, BAN_LEVEL, level)
   end
   return true
 end
 
--- The limit that refuses longest.
-local function refusing(hit)
-  local longest
+-- When the limit that refuses longest admits the hit; 0: never.
+local function refuses_until(hit)
+  local longest = 0
   for _, limit in ipairs(hit) do
-    if limit.refused then
-      local wait = limit.retry_after == NEVER and math.huge or limit.retry_after
-      if not longest or wait > longest.sort then
-        limit.sort = wait
-        longest = limit
-      end
-    end
+    if limit.refused and limit.retry_after == NEVER then return 0 end
+    if limit.refused then longest = math.max(longest, limit.retry_after) end
   end
-  return longest
+  return now + longest
 end
 
 local function emit_refused(hit, emits_event)
   if hit.refusals and not hit.status and count_refusal(hit) then return end
   if not emits_event then return end
   note(hit, 'e:' .. hit.rule, integer(now + SECOND), SECOND)
-  local limit = refusing(hit)
-  local stop = limit.retry_after == NEVER and 0 or now + limit.retry_after
-  append('refused', hit, limit, stop, 0, 0)
-  need('flag')(hit, REFUSAL_EMITTED, stop)
+  need('flag')(hit, REFUSAL_EMITTED, refuses_until(hit))
 end
 
-return { append = append, emit_refused = emit_refused, note = note }
+return { emit_refused = emit_refused, note = note }

@@ -43,7 +43,6 @@ return function(hit, units, lowers)
     local events = need('events')
     local span = math.min(math.max(limit.reset, SECOND), DAY)
     events.note(hit, field, integer(now + span) .. ' ' .. integer(share), span)
-    events.append('near', hit, limit, 0, 0, share)
     need('flag')(hit, NEAR_EMITTED, share)
   end
 end

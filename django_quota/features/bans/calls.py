@@ -92,7 +92,8 @@ def _ban_flow(given: RuleOrRate, subject: AnySubject, duration: Duration) -> Flo
         left = (first.limit, first.remaining) if first else (0, 0)
         event = EventRecord("banned", field(rule.name), escape(name), ends, level, *left)
         try:
-            yield store_call(AppendEvents(event_log_of(settings.prefix, settings.events), [event]))
+            log = event_log_of(settings.prefix, settings.events, settings.event_days)
+            yield store_call(AppendEvents(log, [event]))
         except StoreUnavailable as error:
             logger.warning("The event of a ban could not be written: %s", error)
         yield announce([(banned, {"rule": rule, "subject": name, "decision": decision})])
@@ -122,7 +123,7 @@ def _lift_flow(fields: Collection[str] | None, subject: str) -> Flow[int]:
     if fields is None:
         _, words = yield store_call(InspectSubject(key, []))
         fields = [name.removeprefix("b:") for name in map(text, words[::2]) if name.startswith("b:")]
-    lifting = LiftBans(key, list(fields), event_log_of(settings.prefix, settings.events))
+    lifting = LiftBans(key, list(fields), event_log_of(settings.prefix, settings.events, settings.event_days))
     try:
         return int((yield store_call(lifting)))
     finally:

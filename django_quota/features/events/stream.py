@@ -1,24 +1,29 @@
 """The event log: refusals, bans and near-limit warnings of all processes, in one capped stream in Redis, or in a table.
 
-Decisions write the log. Any number of `EventReader`s read all of it. An `EventGroup` reads the stream as a consumer
-group of Redis: each event goes to one reader of the group, and stays until it is acknowledged.
+The limiter writes the log after the decision that an event reports. The memory store has a log of its process. Any
+number of `EventReader`s read all of it. An `EventGroup` reads the stream as a consumer group of Redis: each event goes
+to one reader of the group, and stays until it is acknowledged.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any, ClassVar, NamedTuple
 
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.keys import named, system_key
+from django_quota.engine.events import EventRecord, LoggedRecord, ReadEvents
 from django_quota.engine.operations import text
 from django_quota.stores.base import RedisServers, Store, Tables
 from django_quota.stores.database.log import EventTable, LoggedEvent, Position
 from django_quota.subjects.addresses import address_of
+from django_quota.subjects.subject import parts_of
 
 EVENT_KINDS = ("refused", "banned", "near")
 """The kinds of events: a refusal, a ban that began, a limit that is almost reached."""
@@ -27,10 +32,10 @@ BEGINNING = "0-0"
 """The id before all others."""
 
 STREAM_TTL = 400 * 86_400
-"""Seconds for which the stream is kept after its last event; `engine/lua/event_log.lua` has the same."""
+"""Seconds for which the stream of a group is kept until its first event."""
 
 SEARCHED = 5_000
-"""How many events a page of the admin searches: few, because it is read again every few seconds."""
+"""How many events a page of the admin searches, so that it is quick with any number of them."""
 
 EVENTS_A_PAGE = 500
 """Entries that one call reads."""
@@ -67,15 +72,35 @@ class Event:
     """How many units of the limit were left."""
     share: float
     """The share of `warn_at` that a near-limit warning reports, such as 0.8; 0 for other events."""
+    cost: int
+    """How many units the hit needed."""
+    user: str | None
+    """The subject of the request's user, such as `"user:42"`; None if there is none, or if nobody had loaded it."""
+    method: str
+    """The method of the request; empty without a request."""
+    path: str
+    """Its path, without the query, with control characters escaped; 200 characters at most."""
 
     @classmethod
     def read(cls, entry_id: str, fields: Mapping[str, str]) -> Event:
         """Return the event of an entry. Raises `ValueError` for an entry that another program has written."""
         try:
             kind = fields["kind"]
-            numbers = {name: int(fields[name]) for name in ("until", "level", "capacity", "remaining")}
-            share = int(fields["share"]) / 1000
-            event = cls(entry_id, kind, named(fields["rule"]), named(fields["subject"]), **numbers, share=share)
+            event = cls(
+                entry_id,
+                kind,
+                named(fields["rule"]),
+                named(fields["subject"]),
+                int(fields["until"]),
+                int(fields["level"]),
+                int(fields["capacity"]),
+                int(fields["remaining"]),
+                int(fields["share"]) / 1000,
+                int(fields["cost"]),
+                fields["user"] or None,
+                fields["method"],
+                fields["path"],
+            )
         except KeyError as error:
             raise ValueError(f"entry {entry_id} has no {error}") from None
         if kind not in EVENT_KINDS:
@@ -86,6 +111,11 @@ class Event:
     def at(self) -> int:
         """The time of the event by the store's clock, to the millisecond."""
         return entry_time(self.id)
+
+    @property
+    def used(self) -> int:
+        """How many units of the limit were used."""
+        return self.capacity - self.remaining
 
     @property
     def value(self) -> str | None:
@@ -130,39 +160,83 @@ class Search(NamedTuple):
     """The newest first."""
     is_whole: bool
     """Whether it found as many as were wanted, or has searched all events."""
+    last: str = ""
+    """The id of the last entry that it has looked at, after which it can go on; empty if there are no more."""
+
+
+class EventFilter(NamedTuple):
+    """Which events are wanted. What is empty or 0 chooses nothing."""
+
+    kinds: Collection[str] = ()
+    rules: Collection[str] = ()
+    subjects: Collection[str] = ()
+    """Subjects, or parts of them, such as `user:42`. The user of the request counts too."""
+    rule: str = ""
+    """A part of the rule's name."""
+    subject: str = ""
+    """A part of the subject."""
+    path: str = ""
+    """A part of the path."""
+    since: int = 0
+    """The first moment, in microseconds."""
+    until: int = 0
+    """The last moment, in microseconds."""
+
+    def __call__(self, event: Event) -> bool:
+        """Return whether an event is wanted."""
+        if (self.kinds and event.kind not in self.kinds) or (self.rules and event.rule not in self.rules):
+            return False
+        if self.rule not in (event.rule or "") or self.path not in event.path:
+            return False
+        if (self.since and event.at < self.since) or (self.until and event.at > self.until):
+            return False
+        return not (self.subject or self.subjects) or self._is_about(event)
+
+    def _is_about(self, event: Event) -> bool:
+        if self.subject and self.subject in (event.subject or ""):
+            return True
+        parts = {event.subject, event.user, *parts_of(event.subject or "")}
+        return not parts.isdisjoint(self.subjects)
 
 
 class EventReader(ABC):
     """Reads the log and changes nothing. Each method raises `StoreUnavailable` if the store does not answer."""
 
-    def last(self, count: int, wanted: Callable[[Event], bool]) -> list[Event]:
-        """Return the last `count` events for which `wanted` is true, the oldest first. It may read all events."""
+    def last(self, count: int, wanted: EventFilter) -> list[Event]:
+        """Return the last `count` wanted events, the oldest first. It may read all events."""
         return self.search(count, wanted, None).events[::-1]
 
-    def search(self, count: int, wanted: Callable[[Event], bool], most: int | None = SEARCHED) -> Search:
-        """Return the last `count` events for which `wanted` is true among the last `most` entries; None: among all."""
+    def search(self, count: int, wanted: EventFilter, most: int | None = SEARCHED, before: str = "") -> Search:
+        """Return the last `count` wanted events among the last `most` entries before an id; None: among all."""
         found: list[Event] = []
-        for number, entry in enumerate(self._backwards()):
+        last = ""
+        for number, entry in enumerate(self._backwards(wanted, before)):
             if len(found) >= count:
-                break
+                return Search(found, is_whole=True, last=last)
             if number == most:
-                return Search(found, is_whole=False)
+                return Search(found, is_whole=False, last=last)
             if entry.event is not None and wanted(entry.event):
                 found.append(entry.event)
+            last = entry.id
         return Search(found, is_whole=True)
 
-    def _backwards(self) -> Iterator[StreamEntry]:
-        before = ""
+    def _backwards(self, wanted: EventFilter, before: str) -> Iterator[StreamEntry]:
         while True:
-            page = self.newest(EVENTS_A_PAGE, before)
+            page = self.newest(EVENTS_A_PAGE, before, wanted.since, wanted.until)
             yield from page
             if len(page) < EVENTS_A_PAGE:
                 return
             before = page[-1].id
 
+    id_pattern: ClassVar[re.Pattern[str]] = re.compile(r"\d{1,18}-\d{1,18}")
+    """What an id in this log looks like."""
+
     @abstractmethod
-    def newest(self, count: int, before: str = "") -> list[StreamEntry]:
-        """Return the last `count` entries, the newest first. `before`: only entries before this id."""
+    def newest(self, count: int, before: str = "", since: int = 0, until: int = 0) -> list[StreamEntry]:
+        """Return the last `count` entries, the newest first. `before`: only entries before this id.
+
+        `since`, `until`: only entries from one moment to the other (microseconds); 0: from the first, to the last.
+        """
 
     @abstractmethod
     def after(self, entry_id: str) -> list[StreamEntry]:
@@ -184,9 +258,10 @@ class EventStream(EventReader):
         entries = self.newest(1)
         return entries[0].id if entries else BEGINNING
 
-    def newest(self, count: int, before: str = "") -> list[StreamEntry]:
+    def newest(self, count: int, before: str = "", since: int = 0, until: int = 0) -> list[StreamEntry]:
+        latest = f"({before}" if before else str(until // 1_000) if until else "+"
         with self.store.commands() as client:
-            return _page(client.xrevrange(self.key, f"({before}" if before else "+", "-", count))
+            return _page(client.xrevrange(self.key, latest, str(since // 1_000) if since else "-", count))
 
     def after(self, entry_id: str) -> list[StreamEntry]:
         with self.store.commands() as client:
@@ -196,6 +271,8 @@ class EventStream(EventReader):
 class EventRows(EventReader):
     """The rows of a database. An id is `<milliseconds>-<transaction>.<row>`."""
 
+    id_pattern = re.compile(r"\d{1,18}-\d{1,18}\.\d{1,18}")
+
     def __init__(self, store: Tables, prefix: str) -> None:
         self._table = EventTable(store, system_key(prefix, "events"))
 
@@ -204,8 +281,8 @@ class EventRows(EventReader):
         position = self._table.end()
         return f"0-{position.batch}.{position.id}"
 
-    def newest(self, count: int, before: str = "") -> list[StreamEntry]:
-        return list(map(_of_row, self._table.newest(count, _position(before).id if before else None)))
+    def newest(self, count: int, before: str = "", since: int = 0, until: int = 0) -> list[StreamEntry]:
+        return list(map(_of_row, self._table.newest(count, _position(before).id if before else None, since, until)))
 
     def after(self, entry_id: str) -> list[StreamEntry]:
         """Return the entries after this one, in the order in which they became visible."""
@@ -218,23 +295,56 @@ def _position(entry_id: str) -> Position:
 
 
 def _of_row(row: LoggedEvent) -> StreamEntry:
-    name = f"{row.at // 1_000}-{row.position.batch}.{row.position.id}"
+    return _of_record(f"{row.at // 1_000}-{row.position.batch}.{row.position.id}", row.record)
+
+
+def _of_record(name: str, record: EventRecord | None) -> StreamEntry:
     fields: dict[str | bytes, str | bytes]
-    fields = {} if row.record is None else {field: str(part) for field, part in row.record._asdict().items()}
+    fields = {} if record is None else {field: str(part) for field, part in record._asdict().items()}
     return _entry(name, fields)
 
 
-def event_log(store: Store, prefix: str) -> EventReader | None:
-    """Return the log of a store; None for one that keeps no events."""
+class MemoryEvents(EventReader):
+    """The log in the memory of this process. An id is as in Redis."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._reading = ReadEvents([system_key(prefix, "events")])
+        self._store = store
+
+    def _entries(self) -> Sequence[LoggedRecord]:
+        found: Sequence[LoggedRecord] = self._store.run(self._reading, frozen_now())
+        return found
+
+    def last_id(self) -> str:
+        entries = self._entries()
+        return entries[-1].id if entries else BEGINNING
+
+    def newest(self, count: int, before: str = "", since: int = 0, until: int = 0) -> list[StreamEntry]:
+        first, last = (since // 1_000, 0), (until // 1_000, inf) if until else (inf, 0)
+        last = min(last, _parts(before)) if before else last
+        found = [each for each in reversed(self._entries()) if first <= _parts(each.id) <= last and each.id != before]
+        return [_of_record(*each) for each in found[:count]]
+
+    def after(self, entry_id: str) -> list[StreamEntry]:
+        found = [each for each in self._entries() if _parts(each.id) > _parts(entry_id)]
+        return [_of_record(*each) for each in found[:EVENTS_A_PAGE]]
+
+
+def _parts(entry_id: str) -> tuple[float, float]:
+    moment, _, number = entry_id.partition("-")
+    return int(moment), int(number)
+
+
+def event_log(store: Store, prefix: str) -> EventReader:
+    """Return the log of a store."""
     if store.redis is not None:
         return EventStream(store.redis, prefix)
-    return None if store.database is None else EventRows(store.database, prefix)
+    return MemoryEvents(store, prefix) if store.database is None else EventRows(store.database, prefix)
 
 
 def newest_events(store: Store, prefix: str, count: int) -> list[Event]:
-    """Return the events among the last `count` entries, the newest first; empty if the store keeps no events."""
-    log = event_log(store, prefix)
-    entries = [] if log is None else log.newest(count)
+    """Return the events among the last `count` entries, the newest first."""
+    entries = event_log(store, prefix).newest(count)
     return [entry.event for entry in entries if entry.event is not None]
 
 

@@ -195,4 +195,4 @@ def _states_in_store(wanted: Collection[str] | None, subject: str) -> dict[str, 
 
 def _operation(states: Sequence[RuleState]) -> Reset:
     settings = current()
-    return Reset(states, event_log_of(settings.prefix, settings.events))
+    return Reset(states, event_log_of(settings.prefix, settings.events, settings.event_days))

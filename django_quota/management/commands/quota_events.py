@@ -9,10 +9,12 @@ after a minute.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
 
 from django_quota.conf import current
 from django_quota.core.clock import in_words
@@ -21,6 +23,7 @@ from django_quota.features.events.stream import (
     BEGINNING,
     EVENT_KINDS,
     Event,
+    EventFilter,
     EventGroup,
     EventReader,
     EventStream,
@@ -28,8 +31,17 @@ from django_quota.features.events.stream import (
     event_log,
     iso,
 )
-from django_quota.management.console import QuotaCommand, printable, second_of, shared_store, stopping
-from django_quota.operating.lookup import parse_rule_input, rule_hint
+from django_quota.management.console import (
+    SUBJECT_HELP,
+    QuotaCommand,
+    given_moment,
+    printable,
+    second_of,
+    shared_store,
+    stopping,
+)
+from django_quota.operating.lookup import parse_rule_input, rule_hint, subjects_meant, user_names
+from django_quota.subjects.subject import parts_of
 
 POLL_SECONDS = 0.5
 """Seconds between two looks for new events."""
@@ -46,6 +58,12 @@ class Command(QuotaCommand):
         parser.add_argument("--follow", action="store_true", help="keep printing new ones")
         parser.add_argument("--kind", action="append", choices=EVENT_KINDS, help="only this kind; you may repeat it")
         parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; you may repeat it")
+        parser.add_argument(
+            "--subject", action="append", metavar="WHO", help=f"only this user or subject: {SUBJECT_HELP}"
+        )
+        parser.add_argument("--path", default="", metavar="TEXT", help="only requests whose path contains this")
+        parser.add_argument("--since", metavar="WHEN", help="only since 2030-01-31T12:00, or since 2h ago")
+        parser.add_argument("--until", metavar="WHEN", help="only until then")
         parser.add_argument("--json", action="store_true", help="print one JSON object a line, with times in UTC")
         parser.add_argument(
             "--group",
@@ -56,14 +74,14 @@ class Command(QuotaCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         _check(options)
         log = event_log(shared_store(), current().prefix)
-        if log is None:
-            raise CommandError('QUOTA["STORE"] keeps no events.')
         wanted = _wanted(options, log)
 
         def show(events: Iterable[Event | None]) -> None:
-            for event in events:
-                if event is not None and wanted(event):
-                    self.stdout.write(json.dumps(event.as_json()) if options["json"] else printable(_line(event)))
+            shown = [event for event in events if event is not None and wanted(event)]
+            names = {} if options["json"] else _names(shown)
+            for event in shown:
+                line = json.dumps(event.as_json()) if options["json"] else printable(_line(event, names))
+                self.stdout.write(line)
             self.stdout.flush()
 
         if options["group"] is not None:
@@ -79,7 +97,7 @@ class Command(QuotaCommand):
                 self.note("There are no such events.")
 
     def _of_log(
-        self, log: EventReader, show: Callable[[Iterable[Event]], None], last: int, wanted: Callable[[Event], bool]
+        self, log: EventReader, show: Callable[[Iterable[Event]], None], last: int, wanted: EventFilter
     ) -> Callable[[], bool]:
         """Return the step of a follower without a group: the last events first, then what is new."""
         after, shown = "", set[str]()
@@ -163,25 +181,43 @@ def _check(options: dict[str, Any]) -> None:
         raise CommandError(f"--last {options['last']}: use {fewest} or more, for example 20.")
 
 
-def _wanted(options: dict[str, Any], log: EventReader) -> Callable[[Event], bool]:
+def _wanted(options: dict[str, Any], log: EventReader) -> EventFilter:
     """Return which events to print. Raises `CommandError` for a rule that neither the site nor any event has."""
-    kinds, rules = options["kind"] or EVENT_KINDS, set(map(parse_rule_input, options["rule"] or ()))
+    rules = set(map(parse_rule_input, options["rule"] or ()))
     for rule in rules:
         hint = rule_hint(rule)  # events may have rules that are gone
-        if hint and not log.last(1, lambda event, rule=rule: event.rule == rule):  # type: ignore[misc]
+        if hint and not log.last(1, EventFilter(rules=[rule])):
             raise CommandError(f"--rule: {hint} No event has it either.")
-    return lambda event: event.kind in kinds and (not rules or event.rule in rules)
+    since, until = (given_moment(f"--{name}", options[name]) for name in ("since", "until"))
+    subjects = {subject for given in options["subject"] or () for subject in subjects_meant(given)}
+    return EventFilter(options["kind"] or (), rules, subjects, path=options["path"], since=since, until=until)
 
 
-def _line(event: Event) -> str:
-    names = [name or "(very long name)" for name in (event.rule, event.subject)]
-    return f"{second_of(event.at)}  {event.kind:<7}  {'  '.join(names)}  {_summary(event)}"
+def _names(events: Iterable[Event]) -> dict[str, str]:
+    """Return the names of the users of events, by subject; empty without a table of users."""
+    try:
+        return user_names({event.user for event in events if event.user is not None})
+    except (DatabaseError, ImproperlyConfigured):
+        return {}
+
+
+def _line(event: Event, names: Mapping[str, str]) -> str:
+    who = [name or "(very long name)" for name in (event.rule, event.subject)]
+    return f"{second_of(event.at)}  {event.kind:<7}  {'  '.join(who)}  {_request(event, names)}{_summary(event)}"
+
+
+def _request(event: Event, names: Mapping[str, str]) -> str:
+    """Return who has sent what; empty if the event says nothing of a request."""
+    user = event.user and names.get(event.user, "" if event.user in parts_of(event.subject or "") else event.user)
+    words = " ".join(filter(None, (user, event.method, event.path)))
+    return f"{words}: " if words else ""
 
 
 def _summary(event: Event) -> str:
     if event.kind == "near":
         return f"{100 * event.share:.4g}% used, {event.remaining} of {event.capacity} left"
-    if event.kind == "refused" and not event.until:
-        return "waiting does not help"
     span = f"for {in_words(event.lasts)}" if event.until else "for good"
-    return f"{span}, ban {event.level} in a row" if event.kind == "banned" else span
+    if event.kind == "banned":
+        return f"{span}, ban {event.level} in a row"
+    needed = f"needed {event.cost}, {event.remaining} of {event.capacity} are left"
+    return f"{needed}, {span}" if event.until else f"{needed}, waiting does not help"

@@ -17,11 +17,12 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_quota.conf import current
 from django_quota.core import clock
+from django_quota.core.clock import DAY
 from django_quota.core.errors import StoreUnavailable
 from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_store
 from django_quota.operating.sweep import RowReport, Sweeper, SweepReport, sweep_rows
 from django_quota.stores.base import RedisServers, Tables
-from django_quota.stores.database.log import count_expired
+from django_quota.stores.database.log import KeptEvents, count_expired
 from django_quota.stores.patience import Patience
 
 MAX_BUDGET_MS = 1_000
@@ -66,7 +67,8 @@ class Command(QuotaCommand):
             raise StoreUnavailable(f"{missed} of the Cluster did not answer. The next sweep looks at the missing keys")
 
     def _sweep_rows(self, store: Tables, stop: threading.Event, options: dict[str, Any]) -> None:
-        keep, now = current().events, clock.now()
+        settings, now = current(), clock.now()
+        keep = KeptEvents(settings.events, settings.event_days * DAY)
         expired = Patience(stop)(partial(count_expired, store, now, keep))
         if options["dry_run"]:
             report = RowReport(expired, is_complete=True)

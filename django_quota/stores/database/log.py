@@ -47,11 +47,15 @@ class EventTable:
         self._store = store
         self._key = key
 
-    def newest(self, count: int, before: int | None = None) -> list[LoggedEvent]:
-        """Return the last `count` events, the newest first. `before`: only events with a smaller id."""
-        if before is None:
-            return self._read(lambda _: " ORDER BY id DESC LIMIT ?", count)
-        return self._read(lambda _: " AND id < ? ORDER BY id DESC LIMIT ?", before, count)
+    def newest(self, count: int, before: int | None = None, since: int = 0, until: int = 0) -> list[LoggedEvent]:
+        """Return the last `count` events, the newest first. `before`: only events with a smaller id.
+
+        `since`, `until`: only events from one moment to the other (microseconds); 0: from the first, to the last.
+        """
+        bounds = {"id < ?": before or 0, "at >= ?": since, "at <= ?": until}
+        given = {condition: value for condition, value in bounds.items() if value}
+        condition = "".join(f" AND {each}" for each in given)
+        return self._read(lambda _: f"{condition} ORDER BY id DESC LIMIT ?", *given.values(), count)
 
     def after(self, position: Position, count: int) -> list[LoggedEvent]:
         """Return the next `count` events after a place in the log."""
@@ -106,24 +110,34 @@ class Expired(NamedTuple):
     """Events beyond those that the log keeps."""
 
 
+class KeptEvents(NamedTuple):
+    """Which events a log keeps."""
+
+    count: int
+    """How many."""
+    span: int
+    """For how long, in microseconds."""
+
+
 _COUNT_ROWS = "SELECT count(*) FROM {table} WHERE {condition}"
 _DELETE_SOME = (
     "DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE {condition} LIMIT ?{skip_locked}) RETURNING 1"
 )
 _LOGS = Statement("SELECT DISTINCT log FROM django_quota_quotaevent")
 _BEYOND = "(log = ? AND id <= (SELECT id FROM django_quota_quotaevent WHERE log = ? ORDER BY id DESC LIMIT 1 OFFSET ?))"
+_OLD = "at < ?"
 
 
-def _conditions(store: Tables, now: int, keep: int) -> Iterator[tuple[str, Statement]]:
-    """Yield each table with the condition of its rows that nobody needs; `keep`: how many events of each log."""
+def _conditions(store: Tables, now: int, keep: KeptEvents) -> Iterator[tuple[str, Statement]]:
+    """Yield each table with the condition of its rows that nobody needs; `keep`: the events of each log that stay."""
     yield STATE_TABLE, Statement("hour <= ?", (now // SWEEP_HOUR,))
     yield BAN_TABLE, Statement("until <= ?", (now,))
     logs = [log for (log,) in store.read(lambda _: _LOGS)]
-    values = [value for log in logs for value in (log, log, keep)]
-    yield EVENT_TABLE, Statement(" OR ".join([_BEYOND] * len(logs)) or "1 = 0", values)
+    values = [value for log in logs for value in (log, log, keep.count)]
+    yield EVENT_TABLE, Statement(" OR ".join([_OLD, *[_BEYOND] * len(logs)]), (now - keep.span, *values))
 
 
-def count_expired(store: Tables, now: int, keep: int) -> Expired:
+def count_expired(store: Tables, now: int, keep: KeptEvents) -> Expired:
     """Return how many rows a sweep would delete."""
     counts: list[int] = []
     for table, (condition, values) in _conditions(store, now, keep):
@@ -133,7 +147,7 @@ def count_expired(store: Tables, now: int, keep: int) -> Expired:
     return Expired(*counts)
 
 
-def delete_expired(store: Tables, now: int, keep: int, most: int) -> Expired:
+def delete_expired(store: Tables, now: int, keep: KeptEvents, most: int) -> Expired:
     """Delete at most so many expired rows of each table, in one short transaction each; return how many they were.
 
     It waits for no decision, and a decision waits for it no longer than a batch takes.
