@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from time import perf_counter_ns
-from typing import NamedTuple
 
 from django.http import HttpRequest
 
@@ -48,16 +47,6 @@ logger = logging.getLogger("django_quota.rules")
 
 _SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 """The signal of each event in a reply."""
-
-
-class _Call(NamedTuple):
-    """What a call to the store needs besides its hits."""
-
-    scope: Scope
-    frozen: int | None
-    """The time that a test has set (microseconds)."""
-    request: HttpRequest | None = None
-    """Whose events it writes; None: nothing is known."""
 
 
 class Limiter:
@@ -144,7 +133,7 @@ class Limiter:
         hits = resolved.hits(scope, now if frozen is not None else now + self._skew)
         if not hits:
             return []
-        answer = run_sync(self._store_flow(resolved, hits, "peek", _Call(scope, frozen)))
+        answer = run_sync(self._store_flow(resolved, hits, "peek", scope, frozen))
         if answer.decision.degraded:
             raise StoreUnavailable("it did not say what is left of the limits")
         return answer.standings()
@@ -243,10 +232,12 @@ class Limiter:
             return Answer(resolved, resolved.decision_by_overrides())
         changes = refusals.changes
         try:
-            answer = yield from self._store_flow(resolved, hits, mode, _Call(scope, frozen, request))
+            answer = yield from self._store_flow(resolved, hits, mode, scope, frozen)
         finally:
             if mode in ("refund", "force"):  # there may be room again, or none for longer
                 refusals.forget(resolved.subjects)
+        if answer.reply is not None:
+            yield from self._log_flow(answer, answer.reply, scope, frozen, request)
         if mode == "check" and answer.decision.enforced:
             if answer.decided_at is not None:
                 refusals.remember(answer, answer.decided_at, changes)
@@ -273,24 +264,29 @@ class Limiter:
         if not hits:
             return Answer(resolved, resolved.decision_by_overrides())
         try:
-            return (yield from self._store_flow(resolved, hits, settlement, _Call(scope, frozen)))
+            answer = yield from self._store_flow(resolved, hits, settlement, scope, frozen)
         finally:
             self.refusals.forget(resolved.subjects)
+        if answer.reply is not None:
+            yield from self._log_flow(answer, answer.reply, scope, frozen, None)
+        return answer
 
     def _store_flow(
-        self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, call: _Call
+        self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
         """Return the flow that asks the store; it also returns what this process has taken ahead."""
         if not (CompiledRule.any_prefetches and takes_ahead(hits)):
-            return self._ask_flow(hits, resolved, mode, call)
-        ask = partial(self._ask_flow, resolved=resolved, mode=mode, call=call)
+            return self._ask_flow(hits, resolved, mode, scope, frozen)
+        ask = partial(self._ask_flow, resolved=resolved, mode=mode, scope=scope, frozen=frozen)
         return self.prefetch.around_flow(resolved, hits, mode, overrides.table, ask)
 
     def _ask_flow(
-        self, hits: Sequence[Hit], resolved: Resolved, mode: AskMode | Settlement, call: _Call
+        self, hits: Sequence[Hit], resolved: Resolved, mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
-        """Return the answer of the store, or of each rule's `on_unavailable`; write its events, send the signals."""
-        scope, frozen, _ = call
+        """Return the answer of the store, or of each rule's `on_unavailable`; send the signals of either.
+
+        `frozen`: the time that a test has set (microseconds).
+        """
         outages, store, counts = self.outages, self.store, mode in ("check", "force")
         if outages.is_on and counts and store.is_refusing() and self.fallback.allows(resolved):
             return Answer(resolved, resolved.unlimited(degraded=True), hits)
@@ -313,28 +309,26 @@ class Limiter:
         else:
             announcements = []
             if answer.reply is not None:
-                announcements = yield from self._events_flow(answer, answer.reply, call)
+                announcements = [_announcement(answer.decision, *event) for event in answer.events()]
             if outages.is_on:
                 announcements += outages.answered(wrote=counts and answer.took_anything())
         if announcements:
             yield announce(announcements)
         return answer
 
-    def _events_flow(self, answer: Answer, reply: Reply, call: _Call) -> Flow[list[Announcement]]:
-        """Write the events that a reply reports; return their signals.
-
-        If they cannot be written, the decision holds, and the events are lost.
-        """
-        announcements = [_announcement(answer.decision, *event) for event in answer.events()]
-        if not announcements:
-            return []
-        source = source_of(call.request)
-        events = [event.of_request(source) for event in events_of(answer.hits, reply)]
+    def _log_flow(
+        self, answer: Answer, reply: Reply, scope: Scope, frozen: int | None, request: HttpRequest | None
+    ) -> Flow[None]:
+        """Write the events that a reply reports. If they cannot be written, the decision holds, and they are lost."""
+        events = events_of(answer.hits, reply)
+        if not events:
+            return
+        source = source_of(request)
+        appending = AppendEvents(scope.log, [event.of_request(source) for event in events])
         try:
-            yield IOCall(self.store.run, self.store.arun, AppendEvents(call.scope.log, events), call.frozen)
+            yield IOCall(self.store.run, self.store.arun, appending, frozen)
         except StoreUnavailable as error:
             logger.warning("%d events could not be written: %s", len(events), error)
-        return announcements
 
     # --- counting -----------------------------------------------------------------------------------------------------
 

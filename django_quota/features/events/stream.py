@@ -437,8 +437,16 @@ def _page(reply: Any) -> list[StreamEntry]:
     return [_entry(*raw) for raw in reply]
 
 
+_FIELDS: Mapping[str | bytes, str] = {name.encode(): name for name in EventRecord._fields}
+"""The fields of an event, as redis-py returns them."""
+
+
 def _entry(entry_id: str | bytes, fields: Mapping[str | bytes, str | bytes] | None) -> StreamEntry:
-    name, texts = text(entry_id), {text(key): text(value) for key, value in (fields or {}).items()}
+    name = text(entry_id)
+    texts = {  # a search reads thousands of entries, and most of them as bytes
+        _FIELDS.get(key) or text(key): value.decode(errors="backslashreplace") if type(value) is bytes else str(value)
+        for key, value in (fields or {}).items()
+    }
     try:
         return StreamEntry(name, Event.read(name, texts))
     except ValueError:

@@ -1,0 +1,341 @@
+"""The page of events answers who was refused, when and why; it escapes what clients sent, and its work is bounded."""
+
+import csv
+import io
+import re
+from typing import Any, cast
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.test import Client
+
+from django_quota import check
+from django_quota.admin.events_page import PER_EVENTS_PAGE
+from django_quota.core.clock import now
+from django_quota.engine.events import AppendEvents, EventRecord
+from django_quota.engine.resolving import event_log_of
+from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED
+from django_quota.testing import freeze
+from tests.admin.operators import operator
+from tests.support.events import event_fields, record
+from tests.support.selection import thorough
+from tests.support.steps import MINUTE, SECOND, START
+from tests.support.stores import current_store
+
+PAGE = "/admin/django_quota/overview/events/"
+OVERVIEW = "/admin/django_quota/overview/"
+
+
+@pytest.fixture
+def client(database: dict[str, Any]) -> Client:
+    return operator("view_overview", "view_subject", "auth.view_user")
+
+
+@pytest.fixture
+def ann(database: dict[str, Any]) -> User:
+    return User.objects.create_user("ann")
+
+
+def log(*records: EventRecord) -> None:
+    current_store().run(AppendEvents(event_log_of("quota", 100_000, 30), records), None)
+
+
+def at(raw: redis.Redis, moment: int, **fields: Any) -> None:
+    """Write an event of a moment (microseconds)."""
+    raw.xadd("quota:1:{!}:events", event_fields(**fields), id=f"{moment // 1_000}-*")
+
+
+def text_of(html: str) -> list[str]:
+    """Return each event of a page as a line of text."""
+    found = re.findall(r'<li class="quota-event">(.*?)</li>', html, re.DOTALL)
+    return [" ".join(re.sub("<[^>]*>", " ", each).split()) for each in found]
+
+
+def shown(client: Client, url: str = PAGE, **asked: Any) -> list[str]:
+    answer = client.get(url, asked)
+    assert answer.status_code == 200
+    return text_of(answer.content.decode())
+
+
+def searched(client: Client, **fields: str) -> list[str]:
+    """Return the events that the form finds."""
+    answer = client.post(PAGE, fields, follow=True)
+    assert answer.status_code == 200
+    return text_of(answer.content.decode())
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_an_event_says_who_did_what_and_until_when(client: Client, ann: User, raw: redis.Redis) -> None:
+    more = {"capacity": 600, "remaining": 49, "cost": 50, "user": f"user:{ann.pk}", "until": START + MINUTE}
+    at(raw, START, rule="api", subject=f"user:{ann.pk}", method="GET", path="/api/reports/", **more)
+
+    with freeze(START):
+        (line,) = shown(client)
+
+    subject = f"ann (user:{ann.pk})"
+    assert line == (
+        f"04:40:00 refused {subject} ann GET /api/reports/ by api: needed 50, 49 of 600 are left, until 04:41:00 UTC"
+    )
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    ("now", "until", "words"),
+    [
+        pytest.param(START, START + MINUTE, "until 04:41:00 UTC", id="today"),
+        pytest.param(START, START + 1_440 * MINUTE, "until November 22, 04:40:00 UTC", id="tomorrow"),
+        pytest.param(START, START + 1_160 * MINUTE, "until November 22", id="midnight"),
+        pytest.param(START, START + 365 * 1_440 * MINUTE, "until Nov. 21, 2026, 04:40:00 UTC", id="another year"),
+        pytest.param(START + 1_440 * MINUTE, START + MINUTE, "until November 21, 04:41:00 UTC", id="yesterday"),
+        pytest.param(START, 0, "for good", id="never"),
+    ],
+)
+def test_the_day_of_an_end_is_written_unless_it_is_today(
+    client: Client, raw: redis.Redis, now: int, until: int, words: str
+) -> None:
+    at(raw, START, until=until)
+
+    with freeze(now):
+        (line,) = shown(client)
+
+    assert line.endswith(f", {words}")
+
+
+@pytest.fixture
+def several(redis_cache: Any, raw: redis.Redis, ann: User) -> None:
+    at(raw, START, rule="api", subject="ip:192.0.2.1", user=f"user:{ann.pk}", path="/reports/")
+    at(raw, START + MINUTE, rule="login", subject="ip:192.0.2.9", path="/login/")
+    at(raw, START + 2 * MINUTE, kind="near", rule="api", subject=f"user:{ann.pk}", share=800)
+
+
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        pytest.param({}, ["04:42:00", "04:41:00", "04:40:00"], id="nothing"),
+        pytest.param({"find": "ann"}, ["04:42:00", "04:40:00"], id="a user name"),
+        pytest.param({"find": "an"}, ["04:42:00", "04:40:00"], id="the beginning of a user name"),
+        pytest.param({"find": "192.0.2.9"}, ["04:41:00"], id="an address"),
+        pytest.param({"find": "ip:192.0.2.9"}, ["04:41:00"], id="a subject"),
+        pytest.param({"find": "192.0"}, ["04:41:00", "04:40:00"], id="a part of a subject"),
+        pytest.param({"find": "bob"}, [], id="nobody"),
+        pytest.param({"rule": "log"}, ["04:41:00"], id="a rule"),
+        pytest.param({"path": "/rep"}, ["04:40:00"], id="a path"),
+        pytest.param({"kind": "near"}, ["04:42:00"], id="a kind"),
+        pytest.param({"since": "2025-11-21T04:41"}, ["04:42:00", "04:41:00"], id="since a minute"),
+        pytest.param({"until": "2025-11-21T04:41"}, ["04:41:00", "04:40:00"], id="until the end of a minute"),
+        pytest.param({"since": "2025-11-21T04:41", "until": "2025-11-21T04:41"}, ["04:41:00"], id="a minute"),
+        pytest.param({"since": "yesterday"}, ["04:42:00", "04:41:00", "04:40:00"], id="not a moment"),
+        pytest.param({"since": "0001-01-01", "until": "9999-12-31"}, ["04:42:00", "04:41:00", "04:40:00"], id="all"),
+        pytest.param({"find": "ann", "rule": "api", "kind": "refused"}, ["04:40:00"], id="several"),
+    ],
+)
+def test_the_form_finds_events(client: Client, fields: dict[str, str], found: list[str]) -> None:
+    assert [line.split()[0] for line in searched(client, **fields)] == found
+
+
+@pytest.mark.usefixtures("several")
+def test_a_plain_value_never_becomes_part_of_a_url(client: Client) -> None:
+    answer = client.post(PAGE, {"find": "post:phone=+15550001"})
+
+    assert "15550001" not in answer["Location"]
+
+
+@pytest.mark.usefixtures("several")
+def test_a_network_is_an_error_that_names_what_to_write(client: Client) -> None:
+    page = client.post(PAGE, {"find": "192.0.2.0/24"}).content.decode()
+
+    assert "it is a network. Use one address." in page
+
+
+@pytest.mark.usefixtures("either_store")
+def test_every_store_has_the_page(client: Client) -> None:
+    check("0/m", "user:7", name="api")
+
+    assert [line.partition(" ")[2] for line in shown(client)] == [
+        "refused user:7 by api: needed 1, 0 of 0 are left, for good"
+    ]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_names_of_users_are_for_those_who_may_see_users(ann: User) -> None:
+    log(record(subject="ip:192.0.2.1", user=f"user:{ann.pk}"))
+    client = operator("view_overview", name="looks")
+
+    assert f"user:{ann.pk}" in shown(client)[0]
+    assert "ann" not in shown(client)[0]
+    assert searched(client, find="ann") == []
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_page_needs_the_permission_of_the_overview(database: Any) -> None:
+    assert operator("view_subject").get(PAGE).status_code == 403
+
+
+HOSTILE = '"><script>alert(1)</script>=1+1'
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("url", [PAGE, OVERVIEW])
+def test_what_clients_send_is_escaped_in_html(client: Client, url: str) -> None:
+    User.objects.create_user(HOSTILE, pk=77)
+    log(record(rule=HOSTILE, subject=f"name:{HOSTILE}", user="user:77", method=HOSTILE, path=f"/{HOSTILE}"))
+
+    page = client.get(url).content.decode()
+
+    assert "<script>alert" not in page
+    assert page.count("&lt;script&gt;alert(1)") >= 4
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_what_clients_send_is_no_formula_in_csv(client: Client) -> None:
+    log(record(rule="=1+1", subject="name:@SUM(1)", method="+1", path="/a;=cmd", user="user:7"))
+
+    answer = cast("Any", client.get(PAGE, {"csv": "1"}))
+
+    header, row = csv.reader(io.StringIO(answer.getvalue().decode()))
+    found = dict(zip(header, row, strict=True))
+    assert answer["Content-Type"] == "text/csv; charset=utf-8"
+    assert (found["rule"], found["method"], found["path"]) == ("'=1+1", "'+1", "/a;'=cmd")
+    assert found["user"] == "user:7"
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_next_page_goes_on_with_older_events(client: Client) -> None:
+    log(*[record(subject=f"org:{number}") for number in range(PER_EVENTS_PAGE + 3)])
+    first = client.get(PAGE, {"rule": "a"}).content.decode()
+
+    (older,) = re.findall(r'href="([^"]*before=[^"]*)"', first)
+    second = client.get(PAGE + older.replace("&amp;", "&")).content.decode()
+
+    assert len(text_of(first)) == PER_EVENTS_PAGE
+    assert [line.split()[2] for line in text_of(second)] == ["org:2", "org:1", "org:0"]
+    assert 'href="?rule=a"' in second, "the newest again"
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("before", ["", "x", "1-", "9" * 30 + "-1", "1-1; DROP", "99999-1.1.1"])
+def test_a_wrong_id_shows_the_newest_events(client: Client, before: str) -> None:
+    check("0/m", "user:7")
+
+    assert len(shown(client, before=before)) == 1
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_it_says_that_events_are_off(client: Client, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+
+    assert "EVENTS is 0, so nothing is written down." in client.get(PAGE).content.decode()
+
+
+@pytest.fixture(params=[SEARCHED + 500, thorough("scale", 100_000)])
+def many(request: Any, redis_cache: Any, raw: redis.Redis) -> None:
+    """Events of one subject, each of another second."""
+    with raw.pipeline(transaction=False) as pipeline:
+        begins = now() // 1_000 - request.param * 1_000
+        for number in range(request.param):
+            pipeline.xadd("quota:1:{!}:events", event_fields(kind="near"), id=f"{begins + 1_000 * number}-0")
+        pipeline.execute()
+    raw.config_resetstat()
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize(
+    ("url", "asked", "calls"),
+    [
+        pytest.param(PAGE, {}, 1, id="the newest"),
+        pytest.param(PAGE, {"subject": "nobody"}, SEARCHED // EVENTS_A_PAGE + 1, id="nobody"),
+        pytest.param(PAGE, {"until": "2020-01-01T00:00"}, 1, id="long ago"),
+        pytest.param(PAGE, {"csv": "1"}, SEARCHED // EVENTS_A_PAGE + 1, id="csv"),
+        pytest.param(OVERVIEW, {}, 2, id="the overview"),
+        pytest.param(OVERVIEW, {"subject": "nobody"}, SEARCHED // EVENTS_A_PAGE + 1, id="nobody on the overview"),
+    ],
+)
+def test_no_list_reads_more_than_a_bounded_part_of_the_events(
+    client: Client, raw: redis.Redis, url: str, asked: dict[str, str], calls: int
+) -> None:
+    assert client.get(url, asked).status_code == 200
+
+    stats = cast("Any", raw).info("commandstats")["cmdstat_xrevrange"]
+    assert stats["calls"] <= calls
+
+
+@pytest.mark.usefixtures("many")
+def test_a_search_that_ends_early_offers_to_go_on(client: Client) -> None:
+    page = client.get(PAGE, {"subject": "nobody"}).content.decode()
+
+    assert "5,000 events were searched. There are older ones." in page
+    assert "before=" in page
+
+
+# --- floods -----------------------------------------------------------------------------------------------------------
+
+
+def feed(client: Client) -> list[str]:
+    """Return the events of the overview."""
+    return shown(client, OVERVIEW)
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    ("subjects", "words"),
+    [
+        pytest.param("user:{}", "refused 30 users since 04:40:00 UTC", id="users"),
+        pytest.param("ip:192.0.2.{}", "refused 30 addresses since 04:40:00 UTC", id="addresses"),
+        pytest.param("user:{}+org:7", "refused 30 subjects since 04:40:00 UTC", id="others"),
+    ],
+)
+def test_a_flood_is_one_line(client: Client, raw: redis.Redis, subjects: str, words: str) -> None:
+    for number in range(30):
+        at(raw, START + number * SECOND, rule="flash_sale", subject=subjects.format(number))
+    at(raw, START + MINUTE, rule="api", subject="org:1")
+
+    with freeze(START):
+        lines = feed(client)
+
+    assert [line.partition(" ")[2].partition(" by ")[0] for line in lines] == ["refused org:1", f"flash_sale {words}"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_flood_of_one_subject_says_how_often_it_was_refused(client: Client, raw: redis.Redis) -> None:
+    for number in range(12):
+        at(raw, START + number * SECOND, rule="api", subject="ip:192.0.2.1")
+
+    with freeze(START):
+        lines = feed(client)
+
+    assert lines == ["04:40:11 refused ip:192.0.2.1 by api, 12 times since 04:40:00 UTC"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_few_refusals_are_lines_of_their_own(client: Client, raw: redis.Redis) -> None:
+    for number in range(4):
+        at(raw, START + number * SECOND, rule="api", subject=f"user:{number}")
+
+    assert len(feed(client)) == 4
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_flood_ends_after_ten_minutes_without_a_refusal(client: Client, raw: redis.Redis) -> None:
+    for number in range(12):
+        at(raw, START + number * SECOND + (20 * MINUTE if number >= 6 else 0), rule="api", subject=f"user:{number}")
+
+    with freeze(START):
+        lines = feed(client)
+
+    assert [line.partition("refused ")[2] for line in lines] == [
+        "6 users since 05:00:06 UTC",
+        "6 users since 04:40:00 UTC",
+    ]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_flood_links_to_its_events(client: Client, raw: redis.Redis) -> None:
+    for number in range(6):
+        at(raw, START + number * SECOND, rule="flash sale", subject=f"user:{number}")
+    page = client.get(OVERVIEW).content.decode()
+
+    (link,) = re.findall(r'href="(/admin/django_quota/overview/events/\?[^"]*)"', page)
+
+    assert len(shown(client, link.replace("&amp;", "&"))) == 6

@@ -1,0 +1,416 @@
+"""Events say who sent which request, in every store, and are kept by number and by days."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django.utils.functional import SimpleLazyObject
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from django_quota import acheck, check, quota
+from django_quota.core.clock import DAY
+from django_quota.engine.decide import Decide
+from django_quota.engine.events import AppendEvents, EventLog, EventRecord
+from django_quota.engine.operations import lua_source
+from django_quota.engine.resolving import event_log_of
+from django_quota.exceptions import StoreUnavailable
+from django_quota.features.events.stream import Event, EventFilter, MemoryEvents, event_log
+from django_quota.limiting.registry import get_limiter
+from django_quota.models import QuotaOverride
+from django_quota.stores.memory import MemoryStore
+from django_quota.testing import freeze
+from tests.support.calls import both, run
+from tests.support.events import record
+from tests.support.inputs import inputs
+from tests.support.steps import SECOND, START
+from tests.support.stores import current_store
+
+ANN = SimpleNamespace(pk=7, is_authenticated=True, get_username=lambda: "ann")
+
+
+def request_of(user: Any = ANN, path: str = "/api/reports/?secret=1", method: str = "get") -> Any:
+    request = getattr(RequestFactory(), method)(path, REMOTE_ADDR="192.0.2.1")
+    request.user = user
+    return request
+
+
+def logged(**wanted: Any) -> list[Event]:
+    return event_log(current_store(), "quota").last(100, EventFilter(**wanted))
+
+
+def sources() -> list[tuple[str | None, str, str]]:
+    return [(event.user, event.method, event.path) for event in logged()]
+
+
+@quota("0/m", key="ip", name="reports")
+def reports(request: Any) -> Any:
+    raise AssertionError
+
+
+@quota("0/m", key="ip", name="reports")
+async def reports_async(request: Any) -> Any:
+    raise AssertionError
+
+
+@both
+@pytest.mark.usefixtures("either_store")
+def test_the_event_of_a_refusal_says_who_sent_which_request(kind: str) -> None:
+    assert run(reports if kind == "sync" else reports_async, request_of()).status_code == 429
+
+    (event,) = logged()
+    assert (event.kind, event.rule, event.subject) == ("refused", "reports", "ip:192.0.2.1")
+    assert (event.user, event.method, event.path) == ("user:7", "GET", "/api/reports/")
+    assert (event.cost, event.used, event.capacity) == (1, 0, 0)
+
+
+@pytest.mark.usefixtures("either_store")
+def test_an_event_says_how_many_units_were_needed_of_how_many() -> None:
+    check("600/d", "user:7", 551)
+    check("600/d", "user:7", 50)
+
+    event = logged(kinds=["refused"])[0]
+
+    assert (event.cost, event.remaining, event.used, event.capacity) == (50, 49, 551, 600)
+
+
+@pytest.mark.usefixtures("either_store")
+def test_the_event_of_a_ban_says_who_sent_the_request() -> None:
+    for _ in range(2):
+        check("1/m", request_of(), ban={"after": "1/m", "for": "1h"}, key="ip")
+
+    (event,) = logged(kinds=["banned"])
+    assert (event.level, event.user, event.path) == (1, "user:7", "/api/reports/")
+
+
+@pytest.mark.usefixtures("either_store")
+def test_the_event_of_a_limit_that_is_near_says_who_sent_the_request() -> None:
+    for _ in range(4):
+        check("5/m", request_of(), key="ip", warn_at=0.8)
+
+    (event,) = logged()
+    assert (event.kind, event.share, event.remaining, event.user) == ("near", 0.8, 1, "user:7")
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_limit_that_is_near_is_the_one_of_the_event() -> None:
+    for second in range(12):
+        with freeze(START + second * SECOND):
+            check("9/s; 100/d", "user:8", 7, warn_at=0.8)
+
+    with freeze(START):
+        assert [(event.capacity, event.remaining) for event in logged()] == [(100, 16)]
+
+
+@both
+@pytest.mark.usefixtures("either_store")
+def test_a_call_with_a_request_says_who_sent_it(kind: str) -> None:
+    if kind == "sync":
+        check("0/m", request_of())
+    else:
+        asyncio.run(acheck("0/m", request_of()))
+
+    assert sources() == [("user:7", "GET", "/api/reports/")]
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_call_without_a_request_says_nothing_of_one() -> None:
+    check("0/m", "user:7")
+
+    assert sources() == [(None, "", "")]
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_refusal_by_an_override_says_who_sent_the_request(database: Any) -> None:
+    QuotaOverride.objects.create(subject="ip:192.0.2.1", mode="blocked")
+
+    run(reports, request_of())
+    get_limiter().unasked.flush()
+
+    assert sources() == [("user:7", "GET", "/api/reports/")]
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_refusal_from_memory_says_who_sent_the_request(settings: Any) -> None:
+    view = quota("1/h", key="ip", name="cached", cache_refusals=10, warn_at=None)(lambda request: HttpResponse())
+    for number, path in enumerate(["/first/", "/second/", "/third/"]):
+        with freeze(START + 2 * number * SECOND):
+            run(view, request_of(path=path))
+            get_limiter().unasked.flush()
+
+    with freeze(START):
+        assert [path for _, _, path in sources()] == ["/second/", "/third/"]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_setting_leaves_requests_out(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EVENT_REQUESTS": False}
+
+    run(reports, request_of())
+
+    assert sources() == [(None, "", "")]
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("user", "shown"),
+    [
+        pytest.param(None, None, id="none"),
+        pytest.param(AnonymousUser(), None, id="anonymous"),
+        pytest.param("a string", None, id="not a user"),
+        pytest.param(User(pk=8), "user:8", id="a user"),
+        pytest.param(SimpleNamespace(pk=None, is_authenticated=True), None, id="without a key"),
+    ],
+)
+def test_the_user_of_a_request_is_its_subject(user: Any, shown: str | None) -> None:
+    run(reports, request_of(user))
+
+    assert sources()[0][0] == shown
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_refusal_loads_no_user() -> None:
+    def load() -> Any:
+        raise AssertionError("it asks the database")
+
+    run(reports, request_of(SimpleLazyObject(load)))
+
+    assert sources()[0][0] is None
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_user_that_was_loaded_before_is_known() -> None:
+    user: Any = SimpleLazyObject(lambda: ANN)
+    assert user.pk == 7
+
+    run(reports, request_of(user))
+
+    assert sources()[0][0] == "user:7"
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        pytest.param("/a?token=secret#there", "/a", id="a query"),
+        pytest.param("/a%0a%1b[2J%00%E2%80%AE", r"/a\n\x1b[2J\x00\u202e", id="control characters"),
+        pytest.param("/" + 300 * "a", "/" + 199 * "a", id="a long one"),
+        pytest.param("/" + 199 * "%1b", "/" + 49 * r"\x1b" + r"\x1", id="one that is long when escaped"),
+        pytest.param("/<script>é", "/<script>é", id="markup"),
+    ],
+)
+def test_a_path_is_kept_without_its_query_or_control_characters(path: str, kept: str) -> None:
+    request = request_of(path="/")
+    request.path = RequestFactory().get(path).path
+
+    check("0/m", request)
+
+    assert sources()[0][2] == kept
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_what_is_admitted_writes_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    store = current_store()
+    answer = store.run
+    monkeypatch.setattr(store, "run", lambda operation, now=None: (asked.append(operation), answer(operation, now))[1])
+
+    check("5/m", request_of(), key="ip")
+
+    assert [type(operation) for operation in asked] == [Decide]
+    assert "/api/reports/" not in str(asked[0].words(None))
+
+
+@both
+@pytest.mark.usefixtures("either_store")
+def test_a_decision_holds_if_its_event_cannot_be_written(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = current_store()
+    for name in ("run", "arun"):
+        monkeypatch.setattr(store, name, failing_to_append(getattr(store, name)))
+
+    decision = check("0/m", "user:1") if kind == "sync" else asyncio.run(acheck("0/m", "user:1"))
+
+    assert (decision.allowed, decision.degraded) == (False, False)
+    assert "events could not be written" in caplog.text
+
+
+def failing_to_append(run_one: Callable[..., Any]) -> Callable[..., Any]:
+    def fail(operation: Any, now: int | None = None) -> Any:
+        if isinstance(operation, AppendEvents):
+            raise StoreUnavailable("gone")
+        return run_one(operation, now)
+
+    return fail
+
+
+# --- how many are kept, and for how long ------------------------------------------------------------------------------
+
+
+def append(*records: EventRecord, log: EventLog, now: int | None = None) -> None:
+    current_store().run(AppendEvents(log, records), now)
+
+
+def test_redis_keeps_no_event_for_longer_than_its_days(redis_cache: Any, raw: redis.Redis) -> None:
+    log = event_log_of("quota", 100, 30)
+    seconds, _ = raw.time()  # type: ignore[misc]
+    for days in (40, 31, 29):
+        raw.xadd(log.keys[0], record(subject=f"user:{days}")._asdict(), id=f"{(seconds - days * 86_400) * 1_000}-0")  # type: ignore[arg-type]
+
+    append(record(subject="user:0"), log=log)
+
+    assert [event.subject for event in logged()] == ["user:29", "user:0"]
+    assert 29 * 86_400 < raw.ttl(log.keys[0]) <= 30 * 86_400  # type: ignore[operator]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_memory_keeps_no_event_for_longer_than_its_days() -> None:
+    log = event_log_of("quota", 100, 30)
+    for days in (0, 10, 31):
+        append(record(subject=f"user:{days}"), log=log, now=START + days * DAY)
+
+    with freeze(START + 31 * DAY):
+        assert [event.subject for event in logged()] == ["user:10", "user:31"]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_memory_keeps_so_many_events() -> None:
+    log = event_log_of("quota", 2, 30)
+
+    append(*[record(subject=f"user:{number}") for number in range(5)], log=log)
+
+    assert [event.subject for event in logged()] == ["user:3", "user:4"]
+
+
+RECORDS = st.lists(
+    st.builds(
+        record,
+        kind=st.sampled_from(["refused", "banned", "near", "lifted"]),
+        rule=st.text(max_size=20),
+        subject=st.text(min_size=1, max_size=20).map("name:{}".format),
+        until=st.integers(0, 2**53),
+        level=st.integers(0, 9),
+        capacity=st.integers(0, 10**12),
+        remaining=st.integers(0, 10**12),
+        share=st.integers(0, 1000),
+        cost=st.integers(0, 10**12),
+        user=st.text(max_size=9),
+        method=st.text(max_size=9),
+        path=st.text(max_size=30),
+    ),
+    max_size=6,
+)
+
+
+@pytest.mark.usefixtures("redis_cache")
+@inputs(100, suppress_health_check=list(HealthCheck))
+@given(records=RECORDS)
+def test_the_script_writes_what_its_specification_writes(raw: redis.Redis, records: list[EventRecord]) -> None:
+    log, memory = event_log_of("quota", 100, 30), MemoryStore()
+    raw.delete(*log.keys)
+
+    replies = [store.run(AppendEvents(log, records), START) for store in (current_store(), memory)]
+
+    pages: list[Any] = raw.xrange(log.keys[0])  # type: ignore[assignment]
+    with freeze(START):
+        of_memory = [entry.event for entry in MemoryEvents(memory, "quota").after("0-0")]
+    of_script = [Event.read(event.id, decoded(page)) for event, (_, page) in zip(of_memory, pages, strict=True)]
+    assert replies == [len(records)] * 2
+    assert of_script == of_memory
+
+
+def decoded(page: dict[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in page.items()}
+
+
+def test_the_script_lists_the_fields_of_an_event() -> None:
+    listed = lua_source("append_events").partition("FIELDS = {")[2].partition("}")[0]
+
+    assert tuple(re.findall(r"'(\w+)'", listed)) == EventRecord._fields
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def five(either_store: None) -> list[str]:
+    """Five events; their ids, the oldest first."""
+    log = event_log_of("quota", 100, 30)
+    for number in range(5):
+        append(record(subject=f"user:{number}"), log=log)
+    return [event.id for event in logged()]
+
+
+def test_events_before_an_id_are_read(five: list[str]) -> None:
+    found = event_log(current_store(), "quota").newest(2, five[3])
+
+    assert [entry.id for entry in found] == [five[2], five[1]]
+
+
+def test_events_after_an_id_are_read(five: list[str]) -> None:
+    reader = event_log(current_store(), "quota")
+
+    assert [entry.id for entry in reader.after(five[2])] in (five[3:], [])  # a database waits for older transactions
+
+
+def test_an_id_of_a_log_has_its_pattern(five: list[str]) -> None:
+    assert event_log(current_store(), "quota").id_pattern.fullmatch(five[0])
+
+
+def test_a_search_goes_on_after_the_last_event_that_it_saw(five: list[str]) -> None:
+    reader = event_log(current_store(), "quota")
+
+    first = reader.search(2, EventFilter())
+    second = reader.search(9, EventFilter(), before=first.last)
+
+    assert [event.subject for event in first.events] == ["user:4", "user:3"]
+    assert [event.subject for event in second.events] == ["user:2", "user:1", "user:0"]
+    assert second.last == ""
+
+
+@pytest.mark.usefixtures("five")
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        pytest.param({"since": 10**17}, 0, id="since"),
+        pytest.param({"since": 1}, 5, id="since the beginning"),
+        pytest.param({"until": 1}, 0, id="until"),
+        pytest.param({"until": 10**17}, 5, id="until the end"),
+    ],
+)
+def test_events_of_a_time_are_read(wanted: dict[str, int], found: int) -> None:
+    assert len(logged(**wanted)) == found
+
+
+EVENT = Event("1000-0", "refused", "api", "ip:192.0.2.1+user:9", 0, 0, 5, 0, 0.0, 1, "user:7", "GET", "/api/x/")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_wanted"),
+    [
+        pytest.param({}, True, id="nothing"),
+        pytest.param({"kinds": ["near"]}, False, id="another kind"),
+        pytest.param({"rules": ["api"]}, True, id="the rule"),
+        pytest.param({"rules": ["ap"]}, False, id="another rule"),
+        pytest.param({"rule": "ap"}, True, id="a part of the rule"),
+        pytest.param({"path": "/x"}, True, id="a part of the path"),
+        pytest.param({"path": "/y"}, False, id="another path"),
+        pytest.param({"subjects": ["user:7"]}, True, id="the user"),
+        pytest.param({"subjects": ["user:9"]}, True, id="a part of the subject"),
+        pytest.param({"subjects": ["user:1"]}, False, id="another user"),
+        pytest.param({"subject": "192.0"}, True, id="letters of the subject"),
+        pytest.param({"since": SECOND, "until": SECOND}, True, id="the moment"),
+        pytest.param({"since": SECOND + 1}, False, id="later"),
+        pytest.param({"until": SECOND - 1}, False, id="earlier"),
+    ],
+)
+def test_a_filter_chooses_events(wanted: dict[str, Any], is_wanted: bool) -> None:
+    assert EventFilter(**wanted)(EVENT) == is_wanted
