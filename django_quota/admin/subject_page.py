@@ -87,7 +87,8 @@ class SubjectPages(ReadOnlyAdmin):
         user = user_of(subject) if sees_users else None
         own = login_names([user]) if user is not None and limits_logins() else {}
         page = build_page(subject, own)
-        names = names_among(request, [subject, *(longer for longer, _ in page["longer"])])
+        users = (event.user for event in page["refused"])
+        names = names_among(request, [subject, *users, *(longer for longer, _ in page["longer"])])
         words = subject_in_words(subject, names)
         hint = "" if page["is_met"] else subject_hint(subject, with_users=sees_users)
         allowed = {

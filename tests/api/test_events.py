@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 from hypothesis import given
@@ -173,6 +174,72 @@ def test_each_event_is_printed_as_a_line() -> None:
 )
 def test_an_option_chooses_events(words: list[str], found: list[str]) -> None:
     assert [line.split()[4] for line in shown(*words)] == found
+
+
+@pytest.fixture
+def of_ann(redis_cache: Any, database: Any, raw: redis.Redis) -> str:
+    """Three events, one of ann's request and one of her own limit; her subject."""
+    ann = f"user:{get_user_model().objects.create_user('ann', 'ann@example.org').pk}"
+    tell(
+        raw,
+        "ip:1",
+        START,
+        user=ann,
+        method="GET",
+        path="/api/report/",
+        cost=50,
+        remaining=49,
+        until=START + 300 * SECOND,
+    )
+    tell(raw, ann, START + SECOND, user=ann, method="POST", path="/login/", until=START + 61 * SECOND)
+    tell(raw, "ip:192.0.2.3", START + 2 * SECOND, path="/api/search/", until=START + 62 * SECOND)
+    return ann
+
+
+def test_a_line_says_who_sent_which_request(of_ann: str) -> None:
+    assert shown() == [
+        "2025-11-21 04:40:00Z  refused  login  ip:1  ann GET /api/report/: needed 50, 49 of 10 are left, for 5 minutes",
+        f"2025-11-21 04:40:01Z  refused  login  {of_ann}  ann POST /login/: needed 1, 0 of 10 are left, for 1 minute",
+        "2025-11-21 04:40:02Z  refused  login  ip:192.0.2.3  /api/search/: needed 1, 0 of 10 are left, for 1 minute",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "moments"),
+    [
+        pytest.param(["--subject", "ann"], ["04:40:00Z", "04:40:01Z"], id="a user name"),
+        pytest.param(["--subject", "ANN@example.org"], ["04:40:00Z", "04:40:01Z"], id="an e-mail address"),
+        pytest.param(["--subject", "ip:192.0.2.3"], ["04:40:02Z"], id="a subject"),
+        pytest.param(
+            ["--subject", "ann", "--subject", "ip:192.0.2.3"], ["04:40:00Z", "04:40:01Z", "04:40:02Z"], id="both"
+        ),
+        pytest.param(["--path", "/api/"], ["04:40:00Z", "04:40:02Z"], id="a path"),
+        pytest.param(["--since", "2025-11-21T04:40:01"], ["04:40:01Z", "04:40:02Z"], id="since"),
+        pytest.param(["--until", "2025-11-21T04:40:01+00:00"], ["04:40:00Z", "04:40:01Z"], id="until"),
+        pytest.param(
+            ["--since", "2025-11-21", "--until", "2025-11-22"], ["04:40:00Z", "04:40:01Z", "04:40:02Z"], id="a day"
+        ),
+        pytest.param(["--since", "1h"], [], id="ago"),
+    ],
+)
+@pytest.mark.usefixtures("of_ann")
+def test_an_option_finds_events_of_somebody(words: list[str], moments: list[str]) -> None:
+    assert [line.split()[1] for line in shown(*words)] == moments
+
+
+@pytest.mark.usefixtures("of_ann")
+def test_since_a_while_ago_is_by_the_clock() -> None:
+    with freeze(START + 3_600 * SECOND):
+        assert len(shown("--since", "1h")) == 3
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("option", ["--since", "--until"])
+def test_what_is_not_a_moment_is_an_error(option: str) -> None:
+    says = f"{option} 'soon' is not a moment. Use, for example, 2030-01-31T12:00, or 2h for 2 hours ago."
+
+    with pytest.raises(CommandError, match=re.escape(says)):
+        shown(option, "soon")
 
 
 @pytest.mark.usefixtures("four_events")
