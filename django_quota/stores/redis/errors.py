@@ -161,7 +161,8 @@ def translate_error(error: BaseException) -> QuotaError:
     if _NO_SCRIPTS.search(str(error)):
         return StorePermissionDenied(
             "this server runs no scripts of ours, so no limit is decided. Permit EVALSHA and EVAL (ACL SETUSER <user> "
-            f"+evalsha +eval, no rename-command), or load the Lua module of Valkey. It says: {_said_by(error)}"
+            "+evalsha +eval, no rename-command), install the Lua module of Valkey (the package valkey-lua), or use "
+            f'QUOTA = {{"STORE": "database"}}. It says: {_said_by(error)}'
         )
     return _kind_of(error)(_said_by(error))
 
