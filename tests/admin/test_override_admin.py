@@ -635,6 +635,7 @@ class TestRulePage:
         row("*", rule="search", reason="an incident")
         row("org:*", rule="search", mode="shadow")
         row("ip:192.0.2.0/24", mode="blocked", expires=timezone.now() - DAY)
+        row("ip:198.51.100.0/24", rule="search", mode="blocked")
         row("user:1", rule="search", mode="blocked")
         row("user:2", rule="login", mode="blocked")
 
@@ -643,6 +644,7 @@ class TestRulePage:
         the_override_of_everybody="everybody search off for everybody never an incident",
         the_override_of_everybody_on_all_rules="everybody all rules 7/m",
         the_override_of_a_kind="org:* search reports only",
+        the_override_of_a_network="ip:198.51.100.0/24 search blocked",
         how_many_subjects_have_their_own="1 subject has an override of its own.",
     )
     @pytest.mark.usefixtures("overrides_of_all_kinds")

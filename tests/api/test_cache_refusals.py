@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from django_quota import (
     unban,
 )
 from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.limiting import refusals
 from django_quota.testing import clear, freeze
 from tests.support.calls import before_the_next_answer_is_read, both, calls_of, fetch
 from tests.support.commands import json_of
@@ -78,6 +80,22 @@ class TestARefusalIsRepeated:
         with freeze(NOON - SECOND):
             check("1/m", SUBJECT, cache_refusals=60)
         assert len(asked) == 1
+
+    @pytest.mark.parametrize(
+        ("seconds", "calls"), [pytest.param(9, 0, id="inside"), pytest.param(11, 1, id="after it")]
+    )
+    def test_for_ten_seconds_of_the_clock_that_never_goes_back(
+        self, seconds: int, calls: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        elapsed = [10**15]
+        monkeypatch.setattr(refusals, "time", SimpleNamespace(monotonic_ns=lambda: elapsed[0]))
+        fill("1/h", cache_refusals=10)
+        asked.clear()
+
+        elapsed[0] += seconds * 10**9
+        check("1/h", SUBJECT, cache_refusals=10)
+
+        assert len(asked) == calls
 
     def test_and_not_after_a_forced_hit_which_makes_it_longer(self) -> None:
         with freeze(NOON):

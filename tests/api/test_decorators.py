@@ -65,6 +65,11 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 """How a class is limited."""
 
 
+def test_an_empty_name_is_an_error() -> None:
+    with pytest.raises(RuleError, match="name"):
+        quota("2/m", name="")
+
+
 class TestKindsOfViews:
     @pytest.mark.parametrize("view", [plain, plain_async, CallableAsync()])
     def test_a_function_is_limited(self, view: Any) -> None:

@@ -101,6 +101,20 @@ def test_the_tag_shows_what_is_left_until_when(settings: Any) -> None:
         assert shown() == expected | {"flood": "blocked until 4:41 a.m. UTC", "uploads": "unlimited"}
 
 
+@pytest.mark.parametrize(
+    "rule_and_another", [{"block": False}, {"shadow": False}], indirect=True, ids=["lets pass", "blocks"]
+)
+def test_each_limit_is_shown_once_though_an_override_blocks_one(rule_and_another: None) -> None:
+    override("b 0 0 -", "odd", "user:7")
+
+    assert names_on_both() == ["odd", "plain"]
+
+
+@pytest.mark.parametrize("rule_and_another", [{"cost": f"{__name__}.no_cost"}], indirect=True, ids=["cost"])
+def test_a_look_at_the_page_costs_nothing(rule_and_another: None) -> None:
+    assert names_on_both() == ["odd", "plain"]
+
+
 # --- functions of the site that expect another request ----------------------------------------------------------------
 
 
@@ -110,6 +124,10 @@ def by_shop(request: HttpRequest) -> Subject:
 
 def tier_of_shop(request: HttpRequest) -> str:
     return str(by_shop(request))
+
+
+def no_cost(request: HttpRequest) -> int:
+    raise AssertionError("it asks for the cost of the page")
 
 
 def is_ann(request: HttpRequest) -> bool:

@@ -159,6 +159,13 @@ def test_a_rule_of_a_call_is_named_by_its_rate_in_any_spelling() -> None:
     assert rows() == {(SUBJECT, "10/m"): "5/m"}
 
 
+def test_an_error_names_the_field_before_what_is_wrong() -> None:
+    with pytest.raises(CommandError) as caught:
+        said("set", SUBJECT, "9/month", "--rule", "search")
+
+    assert str(caught.value).startswith("rate: '9/month' is not a rate: ")
+
+
 class TestAddressWithoutItsKind:
     """As code has saved it, past the form and the commands."""
 

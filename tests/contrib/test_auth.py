@@ -478,6 +478,14 @@ class TestSeveralBackends:
 
         assert guess(PASSWORD) == "in"
 
+    def test_a_backend_that_django_has_asked_is_not_asked_again(
+        self, guess: Callable[..., str], hashed: list[str], settings: Any
+    ) -> None:
+        settings.AUTHENTICATION_BACKENDS = [f"{HERE}.ByName", MODEL, OURS]
+
+        assert guess() == "wrong"
+        assert len(hashed) == 1
+
     def test_credentials_without_a_password_are_left_to_the_other_backends(self, settings: Any) -> None:
         remote = "django.contrib.auth.backends.RemoteUserBackend"
         settings.AUTHENTICATION_BACKENDS = [OURS, remote, MODEL]

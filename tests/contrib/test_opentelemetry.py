@@ -20,7 +20,7 @@ from django_quota import Rule, acheck, check, check_all, peek, refund, slot
 from django_quota.contrib.opentelemetry import BUCKETS, instrument, uninstrument
 from django_quota.engine.system_operations import FIELDS
 from django_quota.exceptions import QuotaExceeded
-from django_quota.limiting import metrics
+from django_quota.limiting import limiter, metrics
 from django_quota.metrics import counted, observe, unobserve
 from django_quota.testing import freeze
 from tests.support.outages import no_answer
@@ -193,6 +193,21 @@ def test_an_observer_that_asks_for_the_duration_is_told() -> None:
     (asked, seconds), (_, of_slot) = heard
     assert asked == [("a", "user:1", "allowed"), ("s", "user:2", "shadowed")]
     assert (seconds > 0, of_slot) == (True, None)
+
+
+def test_an_observer_gets_the_duration_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = list[float]()
+
+    def timed(_: Any, seconds: float) -> None:
+        heard.append(seconds)
+
+    monkeypatch.setattr(limiter, "perf_counter_ns", lambda: 1_000_000_000)
+    monkeypatch.setattr(metrics, "perf_counter_ns", lambda: 3_500_000_000)
+    observe(timed, duration=True)
+    check("1/m", "user:1")
+    unobserve(timed)
+
+    assert heard == [2.5]
 
 
 @pytest.mark.usefixtures("no_provider")
