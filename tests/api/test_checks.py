@@ -320,6 +320,17 @@ def test_w047_a_rule_with_prefetch_is_decided_together_with_one_without(
     assert [each[:4] for each in found] == ["W047"] * is_mixed
 
 
+@pytest.mark.parametrize(
+    ("match", "reported"),
+    [pytest.param("/no-view/", ["W014"], id="a URL"), pytest.param("/no-view/*", [], id="a pattern of URLs")],
+)
+def test_w014_of_a_rule_where_no_view_answers(match: str, reported: list[str], settings: Any) -> None:
+    """A 404 counts too, and each new value of the header starts a new count."""
+    rules = {"api": {**API, "match": match}}
+
+    assert [each[:4] for each in found_on(settings, rules, only="W014")] == reported
+
+
 BY_PHONE = quota("5/m", key="post:phone")
 
 

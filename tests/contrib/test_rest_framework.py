@@ -100,6 +100,7 @@ class AsyncSearch(AsyncAPIView):
         return Response()
 
 
+UNTHROTTLED = (api_view(["GET"]), authentication_classes([ByToken]), throttle_classes([]))
 LIMITED = (api_view(["GET"]), authentication_classes([ByToken]), throttle_classes([QuotaThrottle]))
 
 
@@ -789,6 +790,9 @@ class TestChecks:
             # Views with the throttle or the session are fine; a throttle that may not ask does not help.
             (function_of(*LIMITED), {}, []),
             (BY_SESSION.as_view(), {}, []),
+            # What the framework calls after it has read the token knows the user.
+            (function_of(*UNTHROTTLED, quota("2/m", key="user")), {"match": "/other/"}, []),
+            (over(function_of(*UNTHROTTLED)), {"match": "/other/"}, ["W017"]),
             (view_of(Guarded), {}, ["W017", "W018"]),
             # A slot of users is the same.
             (concurrency(1, key="user")(Unthrottled.as_view()), {"match": "/other/"}, ["W017"]),

@@ -50,6 +50,7 @@ def test_two_rates_of_one_window_are_an_error(second: str) -> None:
         ({"count_refused": 1}, "count_refused=1 is not True or False"),
         ({"on_unavailable": "open"}, "on_unavailable='open' is not 'allow', 'deny' or 'local'"),
         ({"cost": 0}, "cost=0 is below 1. Use 1, or a function of the request that returns 0"),
+        ({"costs": {"export": 0}}, "costs={'export': 0} is not a dict of whole numbers from 1 to"),
         ({"methods": "POTS"}, "'POTS' is not an HTTP method. Did you mean 'POST'"),
         ({"warn_at": 80}, "warn_at=80 is not a share of the limit"),
         ({"exempt": "10.0.0.1/8"}, "exempt='10.0.0.1/8': 10.0.0.1/8 has host bits set. Use, for example, '10.0.0.0/8'"),
