@@ -117,6 +117,24 @@ def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client) -> No
     assert listed(client, "?day__year=2024&day__month=2&day__day=27") == [("user:1", "search")]
 
 
+@pytest.mark.parametrize(
+    ("query", "back"),
+    [
+        pytest.param("", None, id="all years"),
+        pytest.param("day__year=2024", "?", id="a year"),
+        pytest.param("day__year=2024&day__month=2", "?day__year=2024", id="a month"),
+        pytest.param("day__year=2024&day__month=2&day__day=27", "?day__month=2&day__year=2024", id="a day"),
+    ],
+)
+def test_dates_lead_back_to_a_longer_time(query: str, back: str | None, client: Client) -> None:
+    row("user:1", day=date(2024, 2, 27))
+    row("user:1", day=date(2026, 1, 2))
+
+    dates = client.get(f"{LIST}?{query}").context["cl"].date_choices()
+
+    assert (dates["back"] and dates["back"]["link"]) == back
+
+
 def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daily_counters, "MAX_LISTED", 10)
     rows = [DailyCounter(subject=f"user:{number}", rule="a", day=DAY) for number in range(11)]

@@ -542,6 +542,11 @@ class TestWithoutTheStore:
     def test_a_reset_fails(self) -> None:
         assert "unavailable" in act(superuser(), "reset").content.decode()
 
+    def test_a_reset_that_fails_says_why_in_the_language(self, settings: Any) -> None:
+        settings.LANGUAGE_CODE = "de"
+
+        assert "Der Speicher der Kontingente ist nicht erreichbar" in act(superuser(), "reset").content.decode()
+
     def test_a_reset_that_failed_is_not_logged(self) -> None:
         act(superuser(), "reset")
 

@@ -10,6 +10,7 @@ from django.urls import path
 
 from django_quota import Rule, check, concurrency, peek, quota, reset, slot
 from django_quota.features.resets.calls import reset_found
+from django_quota.limiting.flusher import flusher
 from django_quota.operating.inspection import possible_tiers
 from django_quota.testing import freeze
 from tests.support.counts import bans_of, status_of
@@ -168,6 +169,15 @@ class TestOnRedis:
             name = check("search", subject, 3).subject
 
             assert {limit["used"] for limit in status_of(name)["limits"] if limit["rule"] == "search"} == {3}
+
+    @any_subject
+    def test_the_slots_of_any_subject_are_found(self, subject: str) -> None:
+        with freeze(START):
+            slot("in a call", 2, 30, subject=subject).acquire()
+            name = check("search", subject).subject
+            flusher.flush()
+
+            assert [lease["name"] for lease in status_of(name)["leases"]] == ["in a call"]
 
     @any_subject
     def test_any_subject_can_be_reset(self, subject: str) -> None:

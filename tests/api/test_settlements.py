@@ -93,6 +93,7 @@ urlpatterns = [
     path("async/", quota("1000/h", name="bytes", settle=asize)(quota("5/h", **FAILED)(aanswer))),
     path("settings/", quota(rule="bytes-of-settings")(answer)),
     path("plain/", answer),
+    path("unjudged/", quota("5/h", name="unjudged", count_when=lambda _: pytest.fail("it is called"))(answer)),
     path("stream/", of_parts(lambda request: StreamingHttpResponse(parts(request)))),
     path("astream/", of_parts(astreaming)),
 ]
@@ -218,6 +219,13 @@ class TestStream:
 
 
 @pytest.mark.usefixtures("site")
+@pytest.mark.usefixtures("site")
+def test_the_response_to_an_exempt_request_is_judged_by_no_function() -> None:
+    override("x 0 0 -", "*", IP)
+
+    assert ask("unjudged").status_code == 200
+
+
 def test_a_client_that_left_before_the_response_pays_the_estimate() -> None:
     async def leave() -> None:
         has_begun.append(begun := asyncio.Event())

@@ -20,13 +20,13 @@ from django.urls import path as url
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_quota import quota
+from django_quota import Rule, quota
 from django_quota.conf import current
 from django_quota.http.request_rules import rules_of_view
 from django_quota.management.commands.quota_replay import rules_on_views
 from django_quota.operating.access_log import UnreadableLineError, find_format, read_time
 from django_quota.operating.replay import MAX_TEXT, RuleSet, Traffic, find_refusals, read_rules, read_traffic
-from django_quota.operating.tightest import demands, tightest
+from django_quota.operating.tightest import Demand, demands, tightest
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import clear, freeze
 from tests.support.inputs import inputs
@@ -164,6 +164,12 @@ def test_the_tightest_count_refuses_nobody_and_one_less_does(options: dict[str, 
     assert least is not None
     assert not find_refusals(*replayed(least)).positions
     assert least == 1 or find_refusals(*replayed(least - 1)).positions
+
+
+def test_the_demand_of_two_rules_of_one_name_has_the_limits_of_both() -> None:
+    demand = Demand([Rule.make("api", "5/m"), Rule.make("api", "5/m; 50/h")])
+
+    assert [str(limit.rate) for limit in demand.limits] == ["5/m", "50/h"]
 
 
 @pytest.mark.parametrize(

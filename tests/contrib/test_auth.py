@@ -205,8 +205,10 @@ class TestGuesses:
         with freeze(START):
             assert not any(authenticate(username=f"user{number}", password="guess") for number in range(40))
 
-    def test_every_name_among_the_credentials_is_limited(self, settings: Any) -> None:
+    @pytest.mark.parametrize("key", [["username", "ip"], "username"], ids=["at an address", "by itself"])
+    def test_every_name_among_the_credentials_is_limited(self, key: Any, settings: Any) -> None:
         settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByName"]
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {"5/10m": key}}
 
         with freeze(START):
             for number in range(5):
