@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from django_quota.limiting.prefetch import MIN_DEMAND
 from django_quota.testing import freeze, server_programs
 from tests.support.processes import ended, forks, in_child, processes, started
 from tests.support.steps import START
+from tests.support.turns import Turns, in_turn
 
 SUBJECT = "user:1"
 PROCESSES = 4
@@ -102,36 +103,21 @@ def test_processes_admit_never_more_than_the_limit(either_store: None, tmp_path:
     assert most_in_a_window(hits_in(tmp_path), WINDOW * 10**9) <= LIMIT
 
 
-def ask_in_turn(file: Path, baton: int, following: int, step: float, last: int) -> None:
-    """Ask whenever the baton comes, at the moment that its number says, and pass it on before the answer is there.
-
-    So processes ask at once, and yet as often as they must, however slow they are.
-    """
-    out = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    while (number := int.from_bytes(os.read(baton, 8))) < last:
-        os.write(following, (number + 1).to_bytes(8))
-        moment = int(number * step)
-        with freeze(START + moment):
-            allowed = check(HOT, SUBJECT).allowed
-        os.write(out, struct.pack("<qq", moment, moment + 1 if allowed else 0))
-    os.write(following, number.to_bytes(8))
-
-
 @on_each_store
 @on_each_demand
 def test_processes_admit_the_limit_less_the_lease(either_store: None, tmp_path: Path, times: float) -> None:
     windows = 4
     step, last = WINDOW * 1e6 / LIMIT / times, int(LIMIT * times * windows)
-    ends = [os.pipe() for _ in range(PROCESSES)]
 
-    with processes() as children:
-        for each, (baton, _) in enumerate(ends):
-            following = ends[(each + 1) % PROCESSES][1]
-            children.append(started(partial(ask_in_turn, tmp_path / str(each), baton, following, step, last)))
-        os.write(ends[0][1], (0).to_bytes(8))
-        assert ended(children) == [0] * PROCESSES
-    for end in chain(*ends):
-        os.close(end)
+    def ask_at_its_moments(each: int, turns: Turns) -> None:
+        out = os.open(tmp_path / str(each), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        for number in turns:
+            moment = int(number * step)
+            with freeze(START + moment):
+                allowed = check(HOT, SUBJECT).allowed
+            os.write(out, struct.pack("<qq", moment, moment + 1 if allowed else 0))
+
+    in_turn(ask_at_its_moments, PROCESSES, last)
 
     at_least = 0.98 * WINDOW / (WINDOW + HOT.lease / 1e6)
     assert len(asks_in(tmp_path)) == last
