@@ -248,11 +248,8 @@ class Reservation:
         if isinstance(given, Mapping):
             for name in given:
                 if name not in names:
-                    known = f"Its entries are {', '.join(map(repr, dict.fromkeys(names)))}."
-                    raise RuleError(
-                        f"{call}() names {name!r}, which is not in the reservation.",
-                        did_you_mean(str(name), names).strip() or known,
-                    )
+                    problem = f"{call}() names {name!r}, which is not in the reservation."
+                    raise RuleError(problem, did_you_mean(str(name), names).strip())
                 if names.count(name) > 1:
                     raise RuleError(f"Rule {name!r} has several entries.", f"Use a list of {len(names)} numbers.")
             numbers: Sequence[object] = [given.get(name, each) for name, each in zip(names, otherwise, strict=True)]
