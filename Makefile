@@ -51,6 +51,7 @@ lint: $(VENV)/.installed-bench ## Run ruff (format and lint) and mypy strict
 docs: $(VENV)/.installed-docs ## Build the documentation into docs/_build, check its links; ARGS="-b linkcheck": also those to other sites
 	@rm -rf docs/_build
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs $(ARGS) . docs/_build
+	@echo "Open docs/_build/index.html"
 
 dist: $(VENV)/.installed-release ## Build the wheel and the sdist into dist/, check them, and try the wheel in an empty environment
 	@rm -rf dist

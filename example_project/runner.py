@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -69,6 +70,8 @@ class Site:
     """The users of the admin, with their passwords."""
     rows: int
     """How many daily counters the history has."""
+    environment: Path
+    """A file that sets the environment of the site in a shell, for commands beside it."""
 
     @property
     def url(self) -> str:
@@ -80,6 +83,12 @@ class Site:
         """The URL of the admin and its users. The passwords are printed once and stored nowhere."""
         lines = (f"  {a.username:<8} password {a.password}   {a.may}" for a in self.accounts)
         return "\n".join([f"Its admin is at {self.url}admin/, for", *lines])
+
+    @property
+    def commands(self) -> str:
+        """How to run a command of the site in another terminal."""
+        python = shlex.quote(os.path.relpath(sys.executable))
+        return f"Commands beside it: (. {self.environment}; {python} example_project/manage.py quota_status 127.0.0.1)"
 
     def output(self) -> str:
         """Return the output of the server, indented."""
@@ -109,16 +118,27 @@ def running_site(
             EXAMPLE_DATABASE=str(Path(folder, "example.sqlite3")),
             EXAMPLE_SECRET_KEY=get_random_secret_key(),
         )
+        environment = _environment(Path(folder, "environment"))
         accounts, rows = _prepare(report)
         port = listener.getsockname()[1]
         log = Path(folder, "server.log") if keep_log else None
         report("The server", 0, 0)
         with _server(listener, log, "wsgi" if wsgi else "asgi") as process:
-            site = Site(port, store, process, log, accounts, rows)
+            site = Site(port, store, process, log, accounts, rows, environment)
             _wait_until_answering(site)
             report("Today's first requests", 0, 0)
             _send_traffic(site)
             yield site
+
+
+def _environment(path: Path) -> Path:
+    """Write what the settings read of the environment to a file, as a shell reads it."""
+    names = [
+        name for name in os.environ if name in ("DJANGO_SETTINGS_MODULE", "REDIS_URL") or name.startswith("EXAMPLE_")
+    ]
+    path.touch(mode=0o600)
+    path.write_text("".join(f"export {name}={shlex.quote(os.environ[name])}\n" for name in sorted(names)))
+    return path
 
 
 @contextmanager

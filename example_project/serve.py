@@ -31,7 +31,11 @@ def main(arguments: list[str] | None = None) -> int:
                     running_site(prefix=PREFIX, port=chosen.port, wsgi=chosen.wsgi, report=report)
                 )
             print(
-                f"The example site is up at {site.url}, on {site.store}.", site.sign_ins, "Ctrl-C stops it.", sep="\n"
+                f"The example site is up at {site.url}, on {site.store}.",
+                site.sign_ins,
+                site.commands,
+                "Ctrl-C stops it.",
+                sep="\n",
             )
             sys.stdout.flush()
             status = site.process.wait()

@@ -20,7 +20,7 @@ from django_quota.conf import current, rule_of
 from django_quota.core import keys
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Outcome, Why
-from django_quota.core.errors import RuleError, StoreOutOfMemory, StoreUnavailable
+from django_quota.core.errors import RateError, RuleError, StoreOutOfMemory, StoreUnavailable, nearest
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.asks import Ask
@@ -200,9 +200,19 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
     return snapshot
 
 
+def _of_rate(name: str, known: Iterable[str]) -> Rule:
+    try:
+        return rule_of(name, {})
+    except RateError as error:
+        near = nearest(name, known)
+        names = f"The rules are {', '.join(sorted(known))}." if known else ""
+        meant = f" Did you mean {near!r}?" if near else " A rate, such as '10/m', is a rule too."
+        raise RuleError(f"There is no rule {name!r}.", f"{names}{meant}") from error
+
+
 def _chosen(names: Collection[str], known: Mapping[str, NamedRule]) -> dict[str, NamedRule]:
     """Return the rules of these names. A rate has the same name however it is written: `10 per minute` is `10/m`."""
-    chosen = {name: known.get(name) or rule_of(name, {}) for name in names}
+    chosen = {name: known.get(name) or _of_rate(name, known) for name in names}
     return {given.name if isinstance(given, Rule) else name: given for name, given in chosen.items()}
 
 

@@ -490,3 +490,43 @@ def test_it_waits_for_a_redis_that_stops_meanwhile(manage: Manage, raw: redis.Re
     count(raw, "user:1", {"search": (1, 0)}, TODAY)
     wait_until(rows)
     manage.stop(process, signal.SIGTERM)
+
+
+class TestDryRun:
+    @pytest.fixture(autouse=True)
+    def three_checks(self, redis_cache: None, database: Any) -> None:
+        for _ in range(3):
+            check("2/h", "user:1", name="search")
+
+    def test_it_says_what_would_be_moved(self) -> None:
+        report = said("quota_rollup", "--dry-run", "--json")
+
+        assert report == {
+            "days": 1,
+            "rows": 1,
+            "allowed": 2,
+            "refused": 1,
+            "units": 2,
+            "stopped": False,
+            "dry_run": True,
+        }
+
+    def test_its_line_says_would(self) -> None:
+        assert "Would move 1 day of subjects: 2 allowed and 1 refused checks" in said("quota_rollup", "--dry-run")
+
+    def test_it_moves_nothing(self) -> None:
+        said("quota_rollup", "--dry-run")
+
+        assert rows() == {}
+        assert said("quota_rollup", "--json")["days"] == 1
+
+    @pytest.mark.parametrize("step", [3, 6, 12, 15])
+    def test_no_count_is_added_twice_after_a_move_was_killed(self, step: int) -> None:
+        with suppress(Died), dying(step):
+            said("quota_rollup")
+
+        would, done = (said("quota_rollup", *words, "--json") for words in (["--dry-run"], []))
+
+        assert [would[name] for name in ("allowed", "refused", "units")] == [
+            done[name] for name in ("allowed", "refused", "units")
+        ]

@@ -382,7 +382,7 @@ class TestBehindProxies:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["nowhere.log"], "nowhere.log"),
+        (["nowhere.log"], "There is no file 'nowhere.log'. Give the path of an access log"),
         (["access.log", "--rules", "broken.toml"], "is not TOML"),
         (["access.log", "--rules", "wrong.toml"], r"wrong.toml\['api'\]: '10/month' is not a rate"),
         (["access.log", "--key", "ip"], "only for --rate"),

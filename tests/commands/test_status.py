@@ -1,10 +1,15 @@
 """`quota_status` shows what is known of a subject, `quota_reset` forgets it, `quota_bans` has its bans."""
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth import authenticate
 from django.contrib.auth.models import User
 from django.core.management import CommandError
 from django.db import DatabaseError
@@ -14,9 +19,11 @@ from django.urls import path
 
 from django_quota import ban, check, peek, quota, reserve, slot
 from django_quota.adapters import digest
+from django_quota.contrib.auth import LoginRefused
 from django_quota.core.overrides import ALL_RULES
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
+from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from tests.support.commands import said
 from tests.support.overridden import override
@@ -41,11 +48,16 @@ def rules(redis_cache: Any, settings: Any) -> None:
     settings.QUOTA = {"RULES": {"search": "10/m; 100/h", "banning": banning, "free": None}}
 
 
+def saved(mode: str, rule: str, subject: str = SUBJECT) -> None:
+    QuotaOverride.objects.create(subject=subject, rule=rule, mode=mode)
+
+
 def run(*words: str) -> Any:
     with freeze(START):
         return said(*words)
 
 
+@pytest.mark.django_db
 class TestLimits:
     @pytest.mark.parametrize(
         ("command", "words"), [("quota_status", "search: 10/m"), ("quota_reset", f"Reset search for {USER}")]
@@ -63,6 +75,7 @@ class TestLimits:
             pytest.param(
                 "search",
                 [
+                    "  Refused by search for 1 minute",
                     "  search: 10/m by sliding_window",
                     "    ████████████████████ 10 of 10 used, 0 left; the next hit is admitted in 1 minute",
                     f"    from quota:1:{{{SUBJECT}}}:r:search:sw.60s",
@@ -75,9 +88,11 @@ class TestLimits:
             pytest.param(
                 "viewed",
                 [
+                    "  Blocked under viewed, without an end",
                     "  viewed: 7/m by sliding_window",
                     "    ░░░░░░░░░░░░░░░░░░░░ 0 of 7 used, 7 left; no hit is admitted (blocked)",
                     f"    from quota:1:{{{SUBJECT}}}:r:viewed:sw.60s",
+                    "  override  viewed: blocked",
                 ],
                 id="blocked by an override",
             ),
@@ -85,12 +100,12 @@ class TestLimits:
     )
     def test_limits_are_shown_with_their_use_above_the_overrides(self, rule: str, lines: list[str]) -> None:
         with freeze(START):
-            override("b 0 0 ", "viewed")
+            saved("blocked", "viewed")
             check("search", SUBJECT, 10)
 
         shown = run("quota_status", SUBJECT, "--rule", rule)
 
-        assert shown.splitlines() == [SUBJECT, *lines, "  override  viewed: blocked"]
+        assert shown.splitlines() == [SUBJECT, *lines]
 
     def test_several_rules_can_be_named(self) -> None:
         shown = run("quota_status", SUBJECT, "--rule", "search", "--rule", "viewed", "--json")
@@ -126,6 +141,7 @@ class TestLimits:
         assert "the next hit is admitted in 1 minute (a shadow rule: it only reports)" in shown
 
 
+@pytest.mark.django_db
 class TestWhatElseIsKnown:
     @pytest.fixture(autouse=True)
     def a_user_with_a_ban_slots_days_and_refusals(self, rules: None) -> None:
@@ -193,6 +209,7 @@ class TestWhatElseIsKnown:
             assert said("quota_status", USER, "--json")["bans"] == {}
 
 
+@pytest.mark.django_db
 class TestOverrides:
     @pytest.mark.parametrize("command", [("quota_status", SUBJECT), ("quota_rules",)], ids=lambda words: words[0])
     @pytest.mark.parametrize(
@@ -202,15 +219,15 @@ class TestOverrides:
     def test_a_note_says_that_an_override_exempts_everybody_from_all_rules(
         self, command: tuple[str, ...], rule: str, is_noted: bool
     ) -> None:
-        override("x 0 0 ", rule, subject="*")
+        saved("exempt", rule, subject="*")
 
         note = "An override exempts everybody from all rules, so nothing is limited."
         assert (note in run(*command)) is is_noted
 
     def test_those_that_concern_the_subject_are_printed_the_most_specific_first(self) -> None:
         for whose in ("*", "ip:*", "ip:203.0.0.0/16", "ip:203.0.113.0/24", SUBJECT, "ip:192.0.2.0/24", "user:*"):
-            override("s 0 0 ", "search", whose)
-        override("b 0 0 ", ALL_RULES, "ip:203.0.113.0/24")
+            saved("shadow", "search", whose)
+        saved("blocked", ALL_RULES, "ip:203.0.113.0/24")
 
         printed = run("quota_status", SUBJECT).splitlines()
 
@@ -224,13 +241,13 @@ class TestOverrides:
         ]
 
     def test_an_override_of_all_rules_is_printed_once(self) -> None:
-        override("b 0 0 ", ALL_RULES)
+        saved("blocked", ALL_RULES)
 
         assert run("quota_status", SUBJECT).splitlines()[-1] == "  override  *: blocked"
         assert run("quota_status", SUBJECT).count("override") == 1
 
     def test_one_on_all_rules_blocks_the_unused_limits_too(self) -> None:
-        override("b 0 0 ", ALL_RULES)
+        saved("blocked", ALL_RULES)
 
         assert "0 of 7 used, 7 left; no hit is admitted (blocked)" in run("quota_status", SUBJECT, "--all")
 
@@ -244,6 +261,7 @@ class TestOverrides:
         assert "Note: The overrides could not be read: the connection is closed.\n" in run("quota_status", SUBJECT)
 
 
+@pytest.mark.django_db
 class TestRedisThatTakesNoChanges:
     """Refusals are known, since it can be read; `on_unavailable` decides about hits that it would count."""
 
@@ -340,11 +358,11 @@ class TestSubjectOfSeveralParts:
         pytest.param(["quota_status", "ip:2001:db8::/32"], "is a network. Use one address", id="an IPv6 network"),
         pytest.param(["quota_status", "ip:10.0.0.0/8"], "is a network. Use one address", id="a network"),
         pytest.param(["quota_status", USER, "--rule", "serach"], "Did you mean 'search'", id="a misspelled rule"),
-        pytest.param(["quota_bans", "set", SUBJECT, "search", "10m"], "has no ban=", id="a rule that bans nobody"),
+        pytest.param(["quota_bans", "set", "search", SUBJECT, "10m"], "has no ban=", id="a rule that bans nobody"),
         pytest.param(
-            ["quota_bans", "set", SUBJECT, "bannign", "10m"], r"Did you mean 'banning'\?", id="a misspelled ban"
+            ["quota_bans", "set", "bannign", SUBJECT, "10m"], r"Did you mean 'banning'\?", id="a misspelled ban"
         ),
-        pytest.param(["quota_bans", "set", SUBJECT, "banning", "soon"], "soon", id="no duration"),
+        pytest.param(["quota_bans", "set", "banning", SUBJECT, "soon"], "soon", id="no duration"),
         pytest.param(["quota_bans", "lift"], "required: subject", id="no subject"),
     ],
 )
@@ -374,21 +392,21 @@ class TestBans:
             ban("banning", "user:7", 1_200)
 
     def test_an_empty_list_says_so(self) -> None:
-        assert "There are no such bans." in run("quota_bans", "list")
+        assert "Nobody is banned." in run("quota_bans", "list")
 
     def test_a_ban_that_is_set_is_reported(self) -> None:
-        printed = run("quota_bans", "set", SUBJECT, "banning", "10m")
+        printed = run("quota_bans", "set", "banning", SUBJECT, "10m")
 
         assert f"Banned {SUBJECT} from banning for 10 minutes.\n" in printed
 
     def test_a_ban_that_is_set_refuses(self) -> None:
-        run("quota_bans", "set", SUBJECT, "banning", "10m")
+        run("quota_bans", "set", "banning", SUBJECT, "10m")
 
         with freeze(START):
             assert not peek("banning", SUBJECT)
 
     def test_a_ban_that_is_set_is_an_object_in_json(self) -> None:
-        printed = run("quota_bans", "set", "user:7", "banning", "20m", "--json")
+        printed = run("quota_bans", "set", "banning", "user:7", "20m", "--json")
 
         assert printed == {"subject": "user:7", "rule": "banning", "ends_in": 1200}
 
@@ -396,7 +414,7 @@ class TestBans:
     def test_a_note_says_that_a_ban_has_no_effect_while_limiting_is_off(self, is_on: bool, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ENABLED": is_on}
 
-        printed = run("quota_bans", "set", SUBJECT, "banning", "10m")
+        printed = run("quota_bans", "set", "banning", SUBJECT, "10m")
 
         assert ("Note: the ban has no effect now." in printed) is not is_on
 
@@ -546,13 +564,13 @@ class TestNotes:
     def test_a_user_name_gets_a_hint_with_the_subject_of_the_user(self, command: str) -> None:
         ann = User.objects.create_user("ann")
 
-        assert f'"user:{ann.pk}"' in run(command, "ann")
+        assert f"user:{ann.pk}" in run(command, "ann")
 
     def test_an_override_of_everybody_makes_no_name_a_known_subject(self, command: str) -> None:
         ann = User.objects.create_user("ann")
         override("s 0 0 ", "search", "*")
 
-        assert f'"user:{ann.pk}"' in run(command, "ann")
+        assert f"user:{ann.pk}" in run(command, "ann")
 
     @pytest.mark.parametrize("known", ["an address", "a user", "a counted name"])
     def test_a_known_subject_gets_none(self, command: str, known: str) -> None:
@@ -562,3 +580,111 @@ class TestNotes:
 
         typed = {"an address": SUBJECT, "a user": f"user:{ann.pk}", "a counted name": "ann"}[known]
         assert "Note" not in run(command, typed)
+
+
+@pytest.mark.django_db
+class TestWhatMatters:
+    """The lines below the subject."""
+
+    @pytest.fixture
+    def ann(self) -> User:
+        return User.objects.create_user("ann")
+
+    def headlines(self, *words: str) -> list[str]:
+        """Return the lines between the subject and its limits."""
+        _, *lines = run("quota_status", *words).splitlines()
+        return list(takewhile(lambda line: re.match("  [A-Z]", line) and line != "  Nothing is used.", lines))
+
+    @pytest.mark.parametrize(
+        ("fields", "line"),
+        [
+            pytest.param({}, "  Blocked, without an end", id="all that is known"),
+            pytest.param(
+                {"expires": datetime(2025, 12, 4, tzinfo=UTC), "reason": "spam", "created_by": "root"},
+                "  Blocked until 2025-12-04 00:00:00Z (spam, by root)",
+                id="an end, a reason and who",
+            ),
+            pytest.param({"reason": "spam"}, "  Blocked, without an end (spam)", id="a reason"),
+            pytest.param({"created_by": "root"}, "  Blocked, without an end (by root)", id="who"),
+            pytest.param({"rule": "search"}, "  Blocked under search, without an end", id="one rule"),
+            pytest.param({"subject": "user:*"}, "  Blocked as user:*, without an end", id="a kind"),
+            pytest.param({"mode": "exempt"}, "  Exempt, without an end", id="exempt"),
+        ],
+    )
+    def test_an_override_in_force(self, database: Any, fields: dict[str, Any], line: str) -> None:
+        QuotaOverride.objects.create(**{"subject": USER, "mode": "blocked", **fields})
+
+        assert self.headlines(USER) == [line]
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            pytest.param({"starts": datetime(2030, 1, 1, tzinfo=UTC)}, id="not yet begun"),
+            pytest.param({"mode": "shadow"}, id="shadow"),
+            pytest.param({"subject": "user:7"}, id="of another subject"),
+        ],
+    )
+    def test_another_override_is_not_among_them(self, database: Any, fields: dict[str, Any]) -> None:
+        QuotaOverride.objects.create(**{"subject": USER, "mode": "blocked", **fields})
+
+        assert self.headlines(USER) == []
+
+    def test_a_more_specific_override_takes_precedence(self, database: Any) -> None:
+        QuotaOverride.objects.create(subject="user:*", mode="blocked")
+        QuotaOverride.objects.create(subject=USER, mode="exempt")
+
+        assert self.headlines(USER) == ["  Exempt, without an end"]
+
+    def test_a_ban(self) -> None:
+        with freeze(START):
+            ban("banning", USER, 600)
+
+        assert self.headlines(USER) == ["  Banned from banning for another 10 minutes"]
+
+    def test_a_limit_that_refuses(self) -> None:
+        with freeze(START):
+            check("search", USER, 10)
+
+        assert self.headlines(USER) == ["  Refused by search for 1 minute"]
+
+    def test_a_user_name_is_enough(self, ann: User) -> None:
+        with freeze(START):
+            check("search", ann, 10)
+
+        shown = run("quota_status", "ann")
+
+        assert shown.startswith(f"user:{ann.pk} (ann)\n  Refused by search for 1 minute\n")
+        assert f"Note: 'ann' is taken for 'user:{ann.pk}'.\n" in shown
+
+    def test_a_name_of_several_users_is_an_error(self) -> None:
+        first, second = (User.objects.create_user(name, "one@example.org") for name in ("ann", "bob"))
+
+        with pytest.raises(CommandError, match=f"may be user:{first.pk}, user:{second.pk}. Use one of them."):
+            run("quota_status", "one@example.org")
+
+    def test_a_login_that_is_locked(self, ann: User, settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [
+            "django_quota.contrib.auth.LoginQuotaBackend",
+            "django.contrib.auth.backends.ModelBackend",
+        ]
+        login = RequestFactory().post("/", REMOTE_ADDR="203.0.113.9")
+        with freeze(START):
+            for _ in range(6):
+                with suppress(LoginRefused):
+                    authenticate(login, username="ann", password="wrong")
+
+        assert self.headlines("ann") == ["  Login of ann is locked at 203.0.113.9 for 10 minutes"]
+
+    def test_a_named_rule_leaves_out_the_overrides_of_others(self, database: Any) -> None:
+        for rule in ("search", "viewed", "*"):
+            QuotaOverride.objects.create(subject=USER, mode="shadow", rule=rule)
+
+        shown = run("quota_status", USER, "--rule", "search")
+
+        assert re.findall("override  (.*):", shown) == ["search", "*"]
+
+    def test_an_unknown_rule_names_the_known_ones(self) -> None:
+        says = "There is no rule 'reports'. The rules are banning, free, search, viewed. A rate, such as '10/m', is a"
+
+        with pytest.raises(CommandError, match=re.escape(says)):
+            run("quota_status", USER, "--rule", "reports")

@@ -46,6 +46,8 @@ class Site(NamedTuple):
     port: int
     passwords: Mapping[str, str]
     folder: Path
+    said: str
+    """What it printed when it was up."""
 
 
 def subject(username: str) -> str:
@@ -80,7 +82,7 @@ def run_site(*options: str) -> Iterator[Site]:
             passwords = re.findall(r"^  (\w+) +password (\S+)", said, re.MULTILINE)
             assert port, said
             assert passwords, said
-            yield Site(int(port[1]), dict(passwords), folder)
+            yield Site(int(port[1]), dict(passwords), folder, said)
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=PATIENCE)

@@ -129,3 +129,13 @@ def test_the_site_works_with_wsgi() -> None:
         assert visitor.get("/").admitted
         assert [visitor.get(download.url).status for _ in range(download.sends)] == [200] * 5 + [429] * 2
         assert visitor.get("/static/example/style.css").admitted
+
+
+def test_a_command_runs_beside_the_site(served: Site) -> None:
+    (command,) = re.findall(r"^Commands beside it: (.*)$", served.said, re.MULTILINE)
+
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+    assert (done.returncode, done.stdout.partition("\n")[0]) == (0, "ip:127.0.0.1")

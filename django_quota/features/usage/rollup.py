@@ -21,7 +21,7 @@ from django.db import DatabaseError, connections, router, transaction
 from django_quota.conf import current
 from django_quota.core.clock import frozen_now
 from django_quota.features.usage.days import ASIDE, Count, DayCounts, RowKey, SubjectDay, find_days, total
-from django_quota.features.usage.operations import DropAside, SetAside
+from django_quota.features.usage.operations import DropAside, ReadDays, SetAside
 from django_quota.models import DailyCounter
 from django_quota.stores.base import Runner, Store, all_well
 from django_quota.stores.patience import AskedAgain, Patience, asked_once
@@ -65,6 +65,37 @@ def roll_up(
             done = move(store, days, using, patience)
         yield done
     walk.end()
+
+
+def preview(
+    store: Store, batch: int = DAYS_AT_ONCE, using: str | None = None, stop: threading.Event | None = None
+) -> Iterator[RollupResult]:
+    """Yield what each batch of a roll-up would move, and change nothing. Raises what `roll_up` raises."""
+    walk, patience = Walk(store), Patience(stop)
+    database = using or router.db_for_write(DailyCounter)
+    for days in find_days(store, current().prefix, batch, patience):
+        done = RollupResult()
+        with walk.part():
+            done = patience(partial(_counted_now, store, days, database))
+        yield done
+    walk.end()
+
+
+def _counted_now(store: Runner, days: Collection[SubjectDay], using: str) -> RollupResult:
+    """Return what moving these days would add."""
+    replies = all_well(store.try_all([ReadDays([day.key + ASIDE, day.key]) for day in days], frozen_now()))
+    wanted = {"subject__in": {day.subject for day in days}, "day__in": {day.day for day in days}}
+    tokens = {RowKey.of(row): row.token for row in DailyCounter.objects.using(using).filter(**wanted)}
+    done = RollupResult()
+    for day, hashes in zip(days, replies, strict=True):
+        new: dict[RowKey, Count] = {}
+        for found in [DayCounts.read(day, flat) for flat in hashes]:
+            for place, count in found.counts.items():
+                if not 0 < found.token <= tokens.get(place, 0):  # a move that was killed has added these
+                    new[place] = total([new.get(place, Count()), count])
+        if new:
+            done.add(RollupResult(1, len(new), *total(new.values())))
+    return done
 
 
 def move(

@@ -30,8 +30,8 @@ class Command(QuotaCommand):
         lifting = verbs.add_parser("lift", help="end the bans of a subject; what was counted stays")
         listing.add_argument("--subject", help="only of this subject, for example user:42")
         listing.add_argument("--rule", metavar="NAME", help="only from this rule")
-        setting.add_argument("subject", help=SUBJECT_HELP)
         setting.add_argument("rule", metavar="RULE", help="a rule with ban=")
+        setting.add_argument("subject", help=SUBJECT_HELP)
         setting.add_argument("span", metavar="SPAN", help="how long, for example 30m, 2h or 7d")
         lifting.add_argument("subject", help=SUBJECT_HELP)
         lifting.add_argument("--rule", metavar="NAME", help="only from this rule (default: from all)")
@@ -65,7 +65,7 @@ class Command(QuotaCommand):
             self.note_rules([rule])
         rows = [{"subject": each.subject, "rule": each.rule, "until": iso(each.until)} for each in found]
         lines = [f"{each.subject or _LONG} from {each.rule or _LONG} until {second_of(each.until)}" for each in found]
-        self.print_result(options, rows, lines or ["There are no such bans."], is_asked=True)
+        self.print_result(options, rows, lines or [_nobody(subject, rule)], is_asked=True)
 
     def _set(self, options: dict[str, Any]) -> None:
         subject, rule, span = options["subject"], known_rule(options["rule"]), duration_of("SPAN", options["span"]) or 0
@@ -92,3 +92,9 @@ class Command(QuotaCommand):
         lines = [f"{verb} the ban of {subject} from {each.rule}" for subject, each in found]
         nobody = f"No such ban of {options['subject']} is in force."
         self.print_result(options, {"bans": rows, "dry_run": options["dry_run"]}, lines or [nobody])
+
+
+def _nobody(subject: str | None, rule: str | None) -> str:
+    """Return that a list of bans is empty."""
+    under = "" if rule is None else f" from {rule}"
+    return f"{'Nobody' if subject is None else subject} is {'not ' if subject else ''}banned{under}."

@@ -122,6 +122,10 @@ def _lines(names: Sequence[str], advance: Callable[[int], object]) -> Iterator[s
                         advance(STEP)
                     text = line.removeprefix(BOM_UTF8) if number == 1 else line
                     yield text.decode(errors="surrogateescape").rstrip("\r\n")
+            except FileNotFoundError as error:
+                raise CommandError(
+                    f"There is no file {name!r}. Give the path of an access log, or - for stdin."
+                ) from error
             except (EOFError, OSError, zlib.error) as error:
                 raise CommandError(f"{name!r} cannot be read to its end: {error}") from error
 

@@ -14,7 +14,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS
 
 from django_quota.core.errors import StoreUnavailable
-from django_quota.features.usage.rollup import DAYS_AT_ONCE, RollupResult, roll_up
+from django_quota.features.usage.rollup import DAYS_AT_ONCE, RollupResult, preview, roll_up
 from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_store
 
 MAX_BATCH = 5_000
@@ -33,6 +33,7 @@ class Command(QuotaCommand):
             help=f"subjects and days in one transaction, 1 to {MAX_BATCH:,} (default: {DAYS_AT_ONCE})",
         )
         parser.add_argument("--every", metavar="TIME", help="repeat, with this pause in between: 60, or 10m")
+        parser.add_argument("--dry-run", action="store_true", help="only say what would be moved")
         parser.add_argument("--json", action="store_true", help="print what was done as one JSON object a round")
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="an alias of DATABASES (default: default)")
 
@@ -42,21 +43,23 @@ class Command(QuotaCommand):
         self.repeat(duration_of("--every", options["every"]), lambda stop: self._round(stop, options))
 
     def _round(self, stop: threading.Event, options: dict[str, Any]) -> None:
-        done, problem = RollupResult(), None
+        done, problem, is_dry = RollupResult(), None, options["dry_run"]
+        walk = preview if is_dry else roll_up
         with progress(self.stderr, "Rolling up", None) as advance:
             try:
-                for moved in roll_up(shared_store(), options["batch"], options["database"], stop):
+                for moved in walk(shared_store(), options["batch"], options["database"], stop):
                     done.add(moved)
                     advance(moved.days)
                     if stop.is_set():
                         break
             except StoreUnavailable as error:
                 problem = error
+        stopped, verb = "Stopped before the end. " if stop.is_set() else "", "Would move" if is_dry else "Moved"
         words = (
-            f"{'Stopped before the end. ' if stop.is_set() else ''}Moved {quantity(done.days, 'day')} of subjects: "
+            f"{stopped}{verb} {quantity(done.days, 'day')} of subjects: "
             f"{done.allowed:,} allowed and {done.refused:,} refused checks, {quantity(done.units, 'unit')}, "
             f"to {quantity(done.rows, 'row')}."
         )
-        self.print_result(options, asdict(done) | {"stopped": stop.is_set()}, [words])
+        self.print_result(options, asdict(done) | {"stopped": stop.is_set(), "dry_run": is_dry}, [words])
         if problem is not None:
             raise problem

@@ -2,62 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from itertools import groupby
+from typing import Any, TypeVar
 
-from django.core.management.base import CommandParser
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
 
+from django_quota.conf import limits_logins
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override
 from django_quota.features.events.stream import Event, iso
 from django_quota.features.usage.days import Count
+from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, bar, quantity, second_of, shared_store
+from django_quota.models import QuotaOverride
 from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.inspection import (
     WITHOUT_STORE,
     LimitStatus,
+    LongerSubject,
     SubjectSnapshot,
     load_snapshot,
     longer_subjects,
     recent_refusals,
 )
-from django_quota.operating.lookup import parse_rule_input, parse_subject_input
+from django_quota.operating.lookup import find_users, login_names, parse_rule_input, parse_subject_input, user_of
+from django_quota.subjects.addresses import is_address
+from django_quota.subjects.subject import is_bare, parts_of, user_subject
+
+T = TypeVar("T")
 
 
 class Command(QuotaCommand):
     help = "Show the limits, overrides, bans and slots of a subject, and where each figure comes from."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("subject", help=SUBJECT_HELP)
+        parser.add_argument("subject", help=f"a user name, or {SUBJECT_HELP}")
         parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; you may repeat it")
         parser.add_argument("--all", action="store_true", help="also unused limits, and rules that cannot be read")
         parser.add_argument("--json", action="store_true", help="print one JSON object, with times in seconds")
 
     def handle(self, *_: Any, **options: Any) -> None:
         shared_store()
-        subject = parse_subject_input(options["subject"])
         names = options["rule"] and list(map(parse_rule_input, options["rule"]))
-        try:
-            snapshot = load_snapshot(subject, names, scan=True)
-        except StoreUnavailable as error:
-            self.note(nothing_is_limited(error))
-            raise
-        refused = [event for event in recent_refusals(subject) if not names or event.rule in names]
-        longer = {each.subject: each.refusal and each.refusal.rule for each in longer_subjects(subject)}
+        subject, snapshot, refused = self._read(parse_subject_input(options["subject"]), names)
+        if not (refused or _is_used(snapshot)) and (meant := _user_meant(options["subject"])):
+            self.note(f"Note: {options['subject']!r} is taken for {meant!r}.")
+            subject, snapshot, refused = self._read(meant, names)
+        user = _without_users(partial(user_of, subject))
+        own = login_names([user]) if user is not None and limits_logins() else {}
+        longer = longer_subjects(subject, own)
+        together = {each.subject: each.refusal and each.refusal.rule for each in longer}
         self.note_subject(options["subject"], subject, is_used=bool(refused) or _is_used(snapshot))
         self.note(nothing_is_limited())
         if snapshot.refuses:
             self.note(f"Note: Redis takes no changes, so nothing is counted. It says: {snapshot.refuses}")
         if overrides.problem:
             self.note(f"Note: The overrides could not be read: {overrides.problem.rstrip('.')}.")
-        lines = list(_lines(snapshot, refused, with_unused=bool(options["all"] or names)))
-        for whole, rule in longer.items():
-            lines.append(f"  together  {whole} {f'is refused by {rule}' if rule else 'is not refused now'}")
-        value = {**snapshot_as_json(snapshot), "refused": [event.as_json() for event in refused], "longer": longer}
+        shown = [each for each in snapshot.overrides if not names or each.rule in (*names, ALL_RULES)]
+        lines = [subject if user is None else f"{subject} ({user.get_username()})"]
+        lines += [f"  {line}" for line in (*_headlines(snapshot, shown), *_locked(longer, own))]
+        lines += _lines(snapshot, shown, refused, with_unused=bool(options["all"] or names))
+        for whole, rule in together.items():
+            if not (rule and own.keys() & set(parts_of(whole))):  # a headline says it
+                lines.append(f"  together  {whole} {f'is refused by {rule}' if rule else 'is not refused now'}")
+        value = {**snapshot_as_json(snapshot), "refused": [event.as_json() for event in refused], "longer": together}
         self.print_result(options, value, lines, is_asked=True)
+
+    def _read(self, subject: str, names: Collection[str] | None) -> tuple[str, SubjectSnapshot, Sequence[Event]]:
+        """Return a subject with what is known of it, for these rules or all, and its recent refusals."""
+        try:
+            snapshot = load_snapshot(subject, names, scan=True)
+        except StoreUnavailable as error:
+            self.note(nothing_is_limited(error))
+            raise
+        return subject, snapshot, [event for event in recent_refusals(subject) if not names or event.rule in names]
 
 
 def snapshot_as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
@@ -81,6 +106,71 @@ def snapshot_as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
     }
 
 
+def _user_meant(text: str) -> str:
+    """Return the subject of the user with this key, name or e-mail address; empty if there is none.
+
+    Raises `CommandError` if there are several.
+    """
+    found = _without_users(partial(find_users, text)) if is_bare(text) and not is_address(text) else None
+    if not found:
+        return ""
+    if len(found) > 1:
+        raise CommandError(f"{text!r} may be {', '.join(map(user_subject, found))}. Use one of them.")
+    return user_subject(found[0])
+
+
+def _without_users(look: Callable[[], T]) -> T | None:
+    """Return what a look into the database finds; None without one, or without a table of users."""
+    try:
+        return look()
+    except (DatabaseError, ImproperlyConfigured):
+        return None
+
+
+def _headlines(snapshot: SubjectSnapshot, shown: Iterable[Override]) -> Iterator[str]:
+    """Yield what decides the next hit whatever is used, and what refuses it."""
+    names = {ALL_RULES, *snapshot.unread, *(limit.rule for limit in snapshot.limits)}
+    deciding = {found.pk for name in names if (found := snapshot.override_of(name)) is not None}
+    held = [each for each in shown if each.pk in deciding and each.mode in ("blocked", "exempt")]
+    notes = _notes(held)
+    for each in held:
+        rule = "" if each.rule == ALL_RULES else f" {'from' if each.mode == 'exempt' else 'under'} {each.rule}"
+        whose = "" if each.subject == snapshot.subject else f" as {each.subject}"
+        ends = f" until {second_of(each.ends)}" if each.ends else ", without an end"
+        yield f"{each.mode.capitalize()}{rule}{whose}{ends}{notes.get(each.pk, '')}"
+    for ban in snapshot.bans:
+        yield f"Banned from {ban.rule} for another {in_words(ban.ends_in * SECOND)}"
+    for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
+        refusing = [limit for limit in limits if limit.refuses and limit.why not in ("blocked", "banned")]
+        if refusing:
+            waits = [limit.retry_after for limit in refusing]
+            wait = None if None in waits else max(filter(None, waits), default=0.0)
+            yield f"Refused by {name} " + ("for good" if wait is None else f"for {in_words(wait * SECOND)}")
+
+
+def _notes(held: Iterable[Override]) -> dict[int, str]:
+    """Return the reasons of overrides, and who made them, by the primary key."""
+    keys = [each.pk for each in held]
+    rows = (
+        _without_users(lambda: list(QuotaOverride.objects.using(write_database()).filter(pk__in=keys))) if keys else []
+    )
+    found = {
+        row.pk: ", ".join(filter(None, (row.reason, row.created_by and f"by {row.created_by}"))) for row in rows or ()
+    }
+    return {pk: f" ({words})" for pk, words in found.items() if words}
+
+
+def _locked(longer: Iterable[LongerSubject], own: Mapping[str, str]) -> Iterator[str]:
+    """Yield which logins of a user are refused now. `own`: what the user may type, by its subject."""
+    for each in longer:
+        parts = parts_of(each.subject)
+        name = next((own[part] for part in parts if part in own), None)
+        if name is not None and each.refusal is not None:
+            places = "".join(f" at {part.removeprefix('ip:')}" for part in parts if part not in own)
+            wait = each.refusal.retry_after
+            yield f"Login of {name} is locked{places}" + (f" for {in_words(wait * SECOND)}" if wait else "")
+
+
 def _moment(microseconds: int) -> str | None:
     return iso(microseconds) if microseconds else None
 
@@ -92,10 +182,11 @@ def _is_used(snapshot: SubjectSnapshot) -> bool:
     return has_used_limits or any((snapshot.counted, own, snapshot.leases, snapshot.days))
 
 
-def _lines(snapshot: SubjectSnapshot, refused: Sequence[Event], *, with_unused: bool) -> Iterator[str]:
-    yield snapshot.subject
+def _lines(
+    snapshot: SubjectSnapshot, shown: Iterable[Override], refused: Sequence[Event], *, with_unused: bool
+) -> Iterator[str]:
     yield from _limit_lines(snapshot, with_unused=with_unused)
-    for override in snapshot.overrides:
+    for override in shown:
         yield f"  override  {_override(override, snapshot.subject)}"
     for ban in snapshot.bans:
         yield f"  ban       from {ban.rule}, for another {in_words(ban.ends_in * SECOND)}"
