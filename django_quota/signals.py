@@ -2,8 +2,9 @@
 
 `refused`, `banned` and `near_limit` are sent after the decision, in the process and thread (or event loop) that asked
 for it. `refused` is sent at most once a second for each subject and rule; a refusal that a process repeats from memory
-(`cache_refusals`) does not send it. `banned` is sent once for each ban, `near_limit` once each time that a limit comes
-near. Each carries
+(`cache_refusals`) does not send it. `banned` is sent once for each ban, `near_limit` once in a window for each share
+of `warn_at`, by the hit that reaches it or no longer fits, and again after a refund or a higher limit brought the use
+below it. Each carries
 
 `rule`      the `Rule`
 `subject`   the subject, such as `"ip:203.0.113.9"`
@@ -33,7 +34,7 @@ banned: Signal = Signal()
 """A ban began, after too many refusals or by `ban()`: `rule`, `subject`, `decision`."""
 
 near_limit: Signal = Signal()
-"""The used share of a limit has reached `share`, one of `warn_at`: `rule`, `subject`, `decision`. Once each time."""
+"""The used share of a limit has reached `share`, one of `warn_at`: `rule`, `subject`, `decision`. Once in a window."""
 
 store_lost: Signal = Signal()
 """The store does not answer, and rules follow `on_unavailable` from now on: `reason`, a string without secrets."""

@@ -25,7 +25,7 @@ class Ask(NamedTuple):
     value: str = ""
     """The digest of the value that a rule with `distinct=` counts; empty for other rules."""
     is_estimate: bool = False
-    """Whether the cost is an estimate, which is settled later. Until then it emits no "near" event."""
+    """Whether the cost is an estimate, which is settled later. Until then it emits "near" only if it is refused."""
 
     @property
     def place(self) -> Place:

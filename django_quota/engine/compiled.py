@@ -133,7 +133,9 @@ class CompiledRule:
 
         `limits`: with their present edges.
         """
-        warn_share = "0" if is_estimate else self.rule.lowest_warn_share
+        warn_share = self.rule.lowest_warn_share
+        if is_estimate and warn_share != "0":
+            warn_share = f"-{warn_share}"
         arguments: list[str | int] = [self.field, cost, warn_share, len(limits)]
         for limit in limits:
             arguments += limit.limit.encoded or limit.algorithm.encode(limit.parameters)

@@ -33,6 +33,7 @@ from django_quota.engine.events import (
     count_day,
     emit,
     judge_near,
+    judge_refused,
     load_status,
     shut_out,
 )
@@ -236,6 +237,7 @@ class Decide(Operation):
         hit = context.hit
         group_refused = hit.group in refused
         passed = not group_refused and 0 not in refused
+        flags = judge_refused(states, context, now) if self.emits else []
         if not context.status:
             context.verdicts = [
                 _consume(states, hit, limit, verdict, now, passed=passed, group_refused=group_refused)
@@ -246,7 +248,7 @@ class Decide(Operation):
             for key, limit in zip(hit.leased_keys, hit.limits, strict=True):
                 p = limit.parameters
                 take_for_lease(states, key, lease_member(hit.value, hit.cost), now + p.b, now + p.a + p.b)
-        flags = emit(states, context, now, passed=passed, emits=self.emits)
+        flags += emit(states, context, now, passed=passed, emits=self.emits)
         if hit.ahead is not None and hit.ahead.wish and passed:
             flags += take_ahead(states, context, hit.ahead, now)
         return flags

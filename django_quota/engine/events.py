@@ -95,23 +95,70 @@ def judge_near(
 ) -> list[Flagged]:
     """Emit "near" if these units made a limit reach a share of `warn_at` that no event has reported yet.
 
-    A later event may report the share again when the limit is free again. `lowers`: units were given back, so a share
-    above the current use may be reported again, too.
+    A later event may report the share again when the limit is free again, or has another capacity. `lowers`: units
+    were given back, so a share above the current use may be reported again, too.
     """
+    if not context.hit.warn_shares or context.status:
+        return []
+    out = context.out or [0] * len(context.verdicts)
+    used = [
+        limit.parameters.capacity - verdict.remaining - ahead
+        for limit, verdict, ahead in zip(context.hit.limits, context.verdicts, out, strict=True)
+    ]
+    return _report_shares(states, context, used, units, now, emits=emits, lowers=lowers)
+
+
+def judge_refused(states: States, context: HitContext, now: int) -> list[Flagged]:
+    """Emit "near" if a refused hit would have made a limit that has no room for it reach such a share.
+
+    A hit that never fits reaches none. In a flood, one refusal a second is judged: the one that is an event.
+    """
+    hit = context.hit
+    is_quiet = hit.rule.is_quiet or int(fields_of(states, hit.status_key).get(f"e:{hit.field}", 0)) > now
+    if is_quiet or context.status or not context.is_refused or not hit.rule.warn_shares:
+        return []
+    out = context.out or [0] * len(context.verdicts)
+    used = [
+        None if verdict.allowed or hit.cost > capacity else capacity - verdict.remaining - ahead + hit.cost
+        for capacity, verdict, ahead in zip(
+            [limit.parameters.capacity for limit in hit.limits], context.verdicts, out, strict=True
+        )
+    ]
+    return _report_shares(states, context, used, hit.cost, now, emits=True)
+
+
+def _report_shares(  # the arguments of near.lua
+    states: States,
+    context: HitContext,
+    used: Sequence[int | None],
+    units: int,
+    now: int,
+    *,
+    emits: bool,
+    lowers: bool = False,
+) -> list[Flagged]:
+    """Report the highest share that the last units reached. `used`: of each limit; None: it is not judged."""
     hit, field = context.hit, f"w:{context.hit.field}"
-    if not hit.warn_shares or context.status:
-        return []
-    highest, share, number = shares_reached(hit, context.verdicts, units, context.out)
-    stop, reported = map(int, fields_of(states, hit.status_key).get(field, "0 0").split(" "))
-    reported = reported if stop > now else 0
-    if lowers and reported > highest:
-        reported = highest
-        set_field(states, hit.status_key, field, f"{stop} {reported}", stop)
-    if not emits or share <= reported:
-        return []
-    stop = now + min(max(context.verdicts[number].reset, SECOND), DAY)
-    set_field(states, hit.status_key, field, f"{stop} {share}", stop)
-    return [Flagged(context.index, Flag.NEAR_EMITTED, share)]
+    known = [int(word) for word in fields_of(states, hit.status_key).get(field, "").split()]
+    records: list[tuple[int, int, int]] = []
+    has_changed, near = False, 0
+    for number, (limit, verdict, use) in enumerate(zip(hit.limits, context.verdicts, used, strict=True)):
+        capacity = limit.parameters.capacity
+        stop, reported, of_capacity = known[3 * number : 3 * number + 3] or (0, 0, 0)
+        if stop <= now or of_capacity != capacity:
+            stop, reported = now, 0
+        if use is not None:
+            highest, share = shares_reached(hit.rule.warn_shares, capacity, use, units)
+            if lowers and reported > highest:
+                reported, has_changed = highest, True
+            if emits and share > reported:
+                reported, stop, has_changed = share, now + max(verdict.reset, SECOND), True
+                near = max(near, share)
+        records.append((stop, reported, capacity))
+    if has_changed:
+        words = " ".join(str(number) for record in records for number in record)
+        set_field(states, hit.status_key, field, words, max(stop for stop, _, _ in records))
+    return [Flagged(context.index, Flag.NEAR_EMITTED, near)] if near else []
 
 
 def _count_refusal(states: States, context: HitContext, now: int, *, emits: bool) -> list[Flagged]:
@@ -135,24 +182,20 @@ def _count_refusal(states: States, context: HitContext, now: int, *, emits: bool
     return flags
 
 
-def shares_reached(hit: Hit, verdicts: Sequence[Verdict], units: int, out: Sequence[int] = ()) -> tuple[int, int, int]:
-    """Return the highest share of `warn_at` that the use of a limit has reached, in thousandths; 0: none.
+def shares_reached(shares: Iterable[int], capacity: int, used: int, units: int) -> tuple[int, int]:
+    """Return the highest of these shares that the use of a limit has reached, in thousandths; 0: none.
 
-    Also return the highest share that was reached by these units, and the index of its limit. A limit so small that
-    the next hit fills it is not near, only used up. `out`: for each limit how many units are taken ahead; they are not
-    used yet.
+    Also return the highest share that was reached by these units. A limit so small that the next hit fills it is not
+    near, only used up.
     """
-    highest, share, near = 0, 0, 0
-    for each in hit.warn_shares:
-        for number, (limit, verdict) in enumerate(zip(hit.limits, verdicts, strict=True)):
-            capacity = limit.parameters.capacity
-            used = capacity - verdict.remaining - (out[number] if out else 0)
-            threshold = -(-capacity * each // 1000)
-            if capacity and used >= threshold and (each == USED_UP or threshold < capacity):
-                highest = each
-                if share < each and used - units < threshold:
-                    share, near = each, number
-    return highest, share, near
+    highest, share = 0, 0
+    for each in shares:
+        threshold = -(-capacity * each // 1000)
+        if capacity and used >= threshold and (each == USED_UP or threshold < capacity):
+            highest = each
+            if used - units < threshold:
+                share = each
+    return highest, share
 
 
 def limit_refusing_longest(verdicts: Sequence[Verdict]) -> int:
@@ -238,11 +281,15 @@ def events_of(hits: Sequence[Hit], reply: Reply) -> list[EventRecord]:
 
 
 def _limit_near(hit: Hit, verdicts: Sequence[Verdict], share: int) -> int:
-    """Return the index of the limit that has reached a share, in thousandths: of several, the one just past it."""
+    """Return the index of the limit that has reached a share, in thousandths: of several, the one just past it.
+
+    A limit without room for the hit has reached what it would have used.
+    """
     past = {}
     for number, (limit, verdict) in enumerate(zip(hit.limits, verdicts, strict=True)):
         capacity = limit.parameters.capacity
-        past[number] = capacity and (capacity - verdict.remaining) / capacity - share / 1000
+        used = capacity - verdict.remaining + (0 if verdict.allowed else hit.cost)
+        past[number] = capacity and used / capacity - share / 1000
     return min(past, key=lambda number: (past[number] < 0, abs(past[number])))
 
 

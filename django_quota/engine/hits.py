@@ -60,7 +60,7 @@ class _HitFields(NamedTuple):
     group: int = 0
     """0: a refusal refuses the request. n: the hit belongs to the n-th rule that decides for itself alone."""
     is_estimate: bool = False
-    """Whether the hit is an estimate, which is settled later. Until then it emits no "near" event."""
+    """Whether the hit is an estimate, which is settled later. Until then it emits "near" only if it is refused."""
     is_overridden: bool = False
     """Whether the rates of the rule come from an override."""
     moment: int | None = None
@@ -128,7 +128,7 @@ class Hit(_HitFields):
 
     @property
     def warn_shares(self) -> Sequence[int]:
-        """The shares of a limit that emit "near", in thousandths, in rising order."""
+        """The shares of a limit that emit "near" if the hit is counted, in thousandths, in rising order."""
         return () if self.is_estimate else self.rule.warn_shares
 
     @property

@@ -380,7 +380,7 @@ def test_settling_past_several_shares_reports_the_highest() -> None:
         return [flagged.value for flagged in limit.adjust(limit.check(estimate, is_estimate=True), actual).flags]
 
     assert [reported(10, 130), reported(0, 0)] == [[1000], []]
-    assert limit.states.get(limit.question(0).hits[0].status_key) == {"w:r": f"{limit.now + MINUTE} 1000"}
+    assert limit.states.get(limit.question(0).hits[0].status_key) == {"w:r": f"{limit.now + MINUTE} 1000 100"}
     limit.now += MINUTE
     assert reported(85, 85) == [800]
     limit.decide(limit.question(20), "refund")  # 65: 0.5 stays reported

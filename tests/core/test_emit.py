@@ -10,7 +10,8 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from django_quota import Decision, Rule, acheck, check, check_all, peek, refund, reset
+from django_quota import Decision, Rule, acheck, check, check_all, peek, refund, reserve, reset
+from django_quota.exceptions import QuotaExceeded
 from django_quota.signals import banned, near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
@@ -57,13 +58,13 @@ FALL = [(0, refund, 1), (0, refund, 1)]
         pytest.param("10/m", [(0, check, 10)], [0], id="by a hit that crosses it from far below"),
         # At the last hit the first two units have expired, so that it crosses the share.
         pytest.param(
-            "10/30d", [(0, check, 2), (30 * DAY - 1, check, 6), (31 * DAY - 2, check, 2)], [1], id="not within a day"
+            "10/30d", [(0, check, 2), (30 * DAY - 1, check, 6), (59 * DAY, check, 2)], [1], id="not within a window"
         ),
         pytest.param(
             "10/30d",
-            [(0, check, 2), (30 * DAY - 1, check, 6), (31 * DAY - 1, check, 2)],
+            [(0, check, 2), (30 * DAY - 1, check, 6), (60 * DAY, check, 8)],
             [1, 2],
-            id="again after a day",
+            id="again after a window",
         ),
         pytest.param("10/30d", [(0, check, 8), (0, reset, None), (0, check, 8)], [0, 2], id="at once after a reset"),
     ],
@@ -151,6 +152,81 @@ class TestSeveralShares:
 
         with freeze(START + MINUTE):
             assert shares(check, 10) == [1.0]
+
+    @pytest.mark.parametrize(
+        ("limit", "costs", "emitted"),
+        [
+            pytest.param(600, [380, 119], [[0.8], []], id="raised far above the use"),
+            pytest.param(110, [9, 1], [[], [1.0]], id="raised by less than the highest share"),
+            pytest.param(500, [149, 1], [[], [0.5]], id="raised so that all shares are above the use"),
+        ],
+    )
+    def test_they_are_emitted_again_under_a_higher_limit(
+        self, limit: int, costs: list[int], emitted: list[Any], shares: Callable[..., list[float]]
+    ) -> None:
+        month = {"name": "api", "algorithm": "calendar"}
+        shares(check, 100, "100/month", **month)
+
+        assert [shares(check, cost, f"{limit}/month", **month) for cost in costs] == emitted
+
+    def test_each_limit_of_a_rule_emits_it(self, shares: Callable[..., list[float]]) -> None:
+        assert [shares(check, cost, "10/m; 12/h", warn_at=0.8) for cost in (8, 1, 1)] == [[0.8], [], [0.8]]
+
+
+class TestSharesOfRefusedHits:
+    """Hits that no longer fit, under `warn_at=[0.5, 0.8]` unless the case says otherwise."""
+
+    @pytest.fixture
+    def emitted(self, either_store: None) -> Iterator[Callable[..., list[float]]]:
+        """Use some units, then check costs, one a second; return the shares that these checks emitted."""
+        found: list[float] = []
+
+        def emitted(
+            used: int, *costs: int, rate: str = "10/h", every: int = SECOND, ask: Any = check, **options: Any
+        ) -> list[float]:
+            options = {"warn_at": [0.5, 0.8], **options}
+            if used:
+                check(rate, SUBJECT, used, **options)
+            found.clear()
+            for number, cost in enumerate(costs):
+                with freeze(START + number * every):
+                    ask(rate, SUBJECT, cost, **options)
+            return [*found]
+
+        with received(near_limit, lambda share, **_: found.append(share)), freeze(START):
+            yield emitted
+
+    @pytest.mark.parametrize(
+        ("used", "costs", "options", "shares"),
+        [
+            pytest.param(4, [7], {}, [0.8], id="the highest that it would reach"),
+            pytest.param(4, [7], {"warn_at": 1.0}, [1.0], id="all of the limit"),
+            pytest.param(4, [7, 7], {}, [0.8], id="once"),
+            pytest.param(4, [7, 3], {}, [0.8], id="not again by the hit that fits"),
+            pytest.param(4, [7, 7, 7], {"every": DAY, "rate": "10/30d"}, [0.8], id="once in a window of many days"),
+            pytest.param(8, [7], {}, [], id="none that was reached before"),
+            pytest.param(0, [11], {}, [], id="none by a hit that never fits"),
+            pytest.param(4, [7], {"shadow": True}, [], id="none of a shadow rule"),
+            pytest.param(4, [7], {"warn_at": None}, [], id="none without shares"),
+            pytest.param(4, [7], {"rate": "10/h; 100/d"}, [0.8], id="of the limit that has no room"),
+            pytest.param(4, [7], {"count_refused": True}, [0.8], id="under a limit that counts refused hits"),
+            pytest.param(4, [7], {"ban": {"after": "1/m", "for": "1m"}}, [0.8], id="by one that begins a ban"),
+            pytest.param(
+                4, [8, 7], {"rate": "10/month", "algorithm": "calendar"}, [0.8], id="of a month of the calendar"
+            ),
+        ],
+    )
+    def test_a_hit_that_no_longer_fits_emits_the_share_that_it_would_reach(
+        self, used: int, costs: list[int], options: dict[str, Any], shares: list[float], emitted: Any
+    ) -> None:
+        assert emitted(used, *costs, **options) == shares
+
+    def test_a_refused_reservation_emits_it(self, emitted: Callable[..., list[float]]) -> None:
+        def tries_to_reserve(*arguments: Any, **options: Any) -> None:
+            with pytest.raises(QuotaExceeded), reserve(*arguments, **options):
+                pass
+
+        assert emitted(4, 7, ask=tries_to_reserve) == [0.8]
 
 
 class TestReceivers:

@@ -123,7 +123,7 @@ end
 -- What is really used decides whether a limit is near.
 local function judge_near(hits)
   for _, hit in ipairs(hits) do
-    if hit.actual and hit.warn > 0 and not hit.status then need('near')(hit, hit.actual, true) end
+    if hit.actual and hit.warn > 0 and not hit.status then need('near')(hit, hit.actual, 'lowers') end
   end
 end
 

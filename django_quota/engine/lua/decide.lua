@@ -9,7 +9,8 @@
 --            what was really used, whatever the limit; then peeks at a cost of 0)
 --        [3] 1: flags report events, which the caller writes (append_events); 0: no events
 --        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the lowest
---            share of the limit, in thousandths, that emits "near" (0: never); how many limits
+--            share of the limit, in thousandths, that emits "near" (0: never; negative: only if the hit is refused); how
+--            many limits
 --          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
 --          then its options in any order, each a word with its arguments, and '' after the last:
 --            "counted" <n>: a refused hit consumes of its n-th limit too; "quiet": no events

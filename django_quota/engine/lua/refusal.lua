@@ -5,6 +5,10 @@
 -- reply  a function; it replies nothing, and adds flags
 return function(hit)
   local group_refused = refused and refused[hit.group]
+  -- A flood emits one event a second: its other refusals do not need the modules that emit.
+  local emits_event = emits and not hit.quiet and hit.refused
+    and tonumber(redis.call('HGET', hit.status_key, 'e:' .. hit.rule) or 0) <= now
+  if emits_event and hit.warn ~= 0 and not hit.status then need('near')(hit, hit.cost, 'refused') end
   for _, limit in ipairs(hit.status and {} or hit) do
     if limit.counted and limit.capacity > 0 and group_refused then
       limit.algorithm.consume(limit)
@@ -20,8 +24,5 @@ return function(hit)
   elseif hit.day_key and passed then
     count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier)
   end
-  -- A flood emits one event a second: its other refusals do not need the module that emits.
-  local emits_event = emits and not hit.quiet and hit.refused
-    and tonumber(redis.call('HGET', hit.status_key, 'e:' .. hit.rule) or 0) <= now
   if hit.refused and (hit.refusals or emits_event) then need('events').emit_refused(hit, emits_event) end
 end

@@ -3,7 +3,8 @@
 -- KEYS   hit.status_key: a hash of the subject, its fields
 --          b:<rule>       the last ban: "<until> <number in its series> <remembered until>"
 --          e:<rule>       until when no more "refused" events are emitted
---          w:<rule>       "<until> <share>": the highest share that was reported "near", and until when none repeats it
+--          w:<rule>       "<until> <share> <capacity>" for each limit, with spaces between: the highest share of this
+--                         capacity that was reported "near", and until when none repeats it
 -- ARGV   as decide
 -- reply  load: puts hit.status (BANNED or nil) and hit.stop (until when) on the hit. shut_out: makes a limit refuse
 
