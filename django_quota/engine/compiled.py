@@ -18,6 +18,7 @@ from django_quota.core.keys import field as field_of
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.core.takes import Asked, Take
 from django_quota.engine.operations import States
+from django_quota.engine.system_operations import FIELD_ENDS, SPENT_END
 from django_quota.engine.words import key_parts, packed
 
 
@@ -84,9 +85,9 @@ class CompiledRule:
         """Whether its refusal refuses no other rule of the request."""
         self.refusals = f"b:{self.field}" if rule.ban is not None and not rule.shadow else ""
         """The end of the key of the refusals that lead to a ban; empty if the rule bans nobody."""
-        self.allowed, self.refused, self.shadowed = f"{self.field}:a", f"{self.field}:r", f"{self.field}:s"
+        self.allowed, self.refused, self.shadowed = (self.field + end for end in FIELD_ENDS.values())
         """The fields in which the metrics count what the rule allows, refuses, or would refuse as a shadow."""
-        self.spent = f"{self.field}:p"
+        self.spent = self.field + SPENT_END
         """The field in which the metrics count the hits of the rule that were spent of what a process took ahead."""
         self.lease = min(rule.lease for rule in rules)
         """How long a process may spend units of the rule that it took ahead, in microseconds; 0 if it takes none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from django_quota.core.clock import DAY, SECOND
 from django_quota.engine.operations import (
@@ -17,6 +17,15 @@ from django_quota.engine.operations import (
     note_counted,
     script,
 )
+
+OutcomeWord = Literal["allowed", "refused", "shadowed"]
+"""The answer of a rule to a check. `shadowed`: a shadow rule would have refused."""
+
+FIELD_ENDS: dict[OutcomeWord, str] = {"allowed": ":a", "refused": ":r", "shadowed": ":s"}
+"""How the field of a count ends, after the name of its rule. A compiled rule has its three fields ready."""
+
+SPENT_END = ":p"
+"""How the field of the hits ends that were spent of what a process had taken ahead."""
 
 FIELDS = 1_000
 """How many fields a hash has at most; further rules are counted together under `OTHER`."""

@@ -13,7 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from django_quota.conf import current, is_async_callable
 from django_quota.core import clock
@@ -26,7 +26,15 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, named, system_key
 from django_quota.engine.answers import Answer
 from django_quota.engine.compiled import compiled
-from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES, AddMetrics, MetricsKeys
+from django_quota.engine.system_operations import (
+    FIELD_ENDS,
+    FIELDS,
+    OTHER,
+    OUTAGES,
+    AddMetrics,
+    MetricsKeys,
+    OutcomeWord,
+)
 from django_quota.limiting.flusher import flusher
 from django_quota.stores.base import Store
 
@@ -37,12 +45,6 @@ MAX_SUBJECTS = MAX_SLOTS = 500
 
 SLOT_TTL = 600 * SECOND
 """Microseconds, at least, for which the overview shows a slot after a caller has asked for it."""
-
-OutcomeWord = Literal["allowed", "refused", "shadowed"]
-"""The answer of a rule to a check. `shadowed`: a shadow rule would have refused."""
-
-FIELD_ENDS: dict[OutcomeWord, str] = {"allowed": ":a", "refused": ":r", "shadowed": ":s"}
-"""How the field of a count ends, after the name of its rule. A compiled rule has its three fields ready."""
 
 OTHER_LABEL = "other"
 """The label of all rules and slots that have no label of their own."""

@@ -18,7 +18,7 @@ from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import named, part_base, system_key
 from django_quota.engine.operations import text
-from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES
+from django_quota.engine.system_operations import FIELD_ENDS, FIELDS, OTHER, OUTAGES, SPENT_END
 from django_quota.features.bans.lists import ActiveBan, bans_in_force
 from django_quota.features.events.stream import EVENTS_A_PAGE, newest_events
 from django_quota.features.usage.operations import ReadDays
@@ -89,6 +89,11 @@ class RuleActivity:
     @property
     def total(self) -> int:
         return self.allowed + self.refused + self.shadowed
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields of what it allowed, refused, shadowed and spent."""
+        return [self.part + end for end in (*FIELD_ENDS.values(), SPENT_END)]
 
     def add(self, counts: Mapping[str, int]) -> None:
         """Add counts, by the letter of their field."""
@@ -276,7 +281,7 @@ def _read(store: Store, keys: Sequence[str]) -> list[dict[str, int]]:
 
 def _add_minutes(store: Store, now: int, rules: Sequence[RuleActivity]) -> None:
     """Add what these rules decided in each minute, and their rates."""
-    fields = [f"{rule.part}{suffix}" for rule in rules for suffix in (":a", ":r", ":s")]
+    fields = [name for rule in rules for name in rule.fields]
     last = now // MINUTE
     names = [f"metrics:{minute}" for minute in range(last - MINUTES + 1, last + 1)]
     if not fields:
@@ -289,7 +294,7 @@ def _add_minutes(store: Store, now: int, rules: Sequence[RuleActivity]) -> None:
     else:
         minutes = _hashes(store, names)
     for rule in rules:
-        a, p, r, s = (f"{rule.part}{suffix}" for suffix in (":a", ":p", ":r", ":s"))
+        a, r, s, p = rule.fields
         rule.minutes = [Minute(each.get(a, 0) + each.get(p, 0), each.get(r, 0) + each.get(s, 0)) for each in minutes]
         rule.rate = sum(rule.minutes[-1]) + sum(rule.minutes[-2]) * (1 - now % MINUTE / MINUTE)
 
