@@ -286,9 +286,9 @@ def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode, subject: AnySubjec
     if mode in ("check", "force"):
         check_costs(asks)
     if mode == "refund":
-        _refuse_distinct(asks, "refund() cannot take one back; reset() forgets all")
+        refuse_distinct(asks, "refund() cannot take one back; reset() forgets all")
     elif mode == "force":
-        _refuse_distinct(asks, "it cannot be forced")
+        refuse_distinct(asks, "it cannot be forced")
         # A forced hit is counted even without room, so the rule does not block.
         asks = [Ask(ask.rule.but(block=False), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
     request = None if isinstance(subject, str) else django_request(subject)
@@ -296,7 +296,7 @@ def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode, subject: AnySubjec
     return answer.decision
 
 
-def _refuse_distinct(asks: Iterable[Ask], why: str) -> None:
+def refuse_distinct(asks: Iterable[Ask], why: str) -> None:
     """Raise `RuleError` if a rule counts different values."""
     for ask in asks:
         if ask.rule.distinct is not None:

@@ -38,6 +38,7 @@ from django_quota.limiting.api import (
     ask_all_flow,
     ask_flow,
     check_costs,
+    refuse_distinct,
     rule_of_tier,
     rule_without_request,
     run_call,
@@ -366,9 +367,7 @@ def _ask_one_flow(
 
 def _reserve_flow(asking: Flow[Sequence[Ask]], lease: Duration | None) -> Flow[Reservation]:
     asks = yield from asking
-    for rule in [ask.rule for ask in asks]:
-        if rule.distinct is not None:
-            raise RuleError(f"Rule {rule.name!r} counts distinct values: a part of a value cannot be given back.")
+    refuse_distinct(asks, "a part of a value cannot be given back")
     check_costs(asks)
     answer = yield from _taken_flow(asks if lease is None else with_lease(asks, lease))
     answer.decision.raise_if_refused()
