@@ -28,6 +28,7 @@ from django_quota.engine.events import AppendEvents
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.once import _operation
 from django_quota.features.usage.rollup import roll_up
+from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
 from django_quota.operating.health import health
 from django_quota.operating.sweep import Sweeper
@@ -660,6 +661,19 @@ def test_a_script_that_a_server_has_forgotten_is_sent_once_for_all_tasks(cluster
     assert sorted(decision.remaining for decision in decisions) == list(range(800, 900))
     stats = [server.client.info("commandstats") for server in cluster.servers]
     assert sum(each["cmdstat_eval"]["calls"] for each in stats if "cmdstat_eval" in each) == 1
+
+
+def test_a_plain_command_runs_no_script_beside_it(cluster: Cluster) -> None:
+    redis = get_limiter().store.redis
+    assert redis is not None
+    for server in cluster.servers:
+        server.client.config_resetstat()
+
+    with redis.commands() as client:
+        client.get("quota:1:{!}:events")
+
+    stats = [server.client.info("commandstats") for server in cluster.servers]
+    assert [name for each in stats for name in each if "eval" in name] == []
 
 
 def losing(lost: Exception) -> Any:

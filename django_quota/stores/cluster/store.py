@@ -39,7 +39,7 @@ from django_quota.stores.redis.async_wire import ByLoop, cancellable
 from django_quota.stores.redis.connections import RedisCommand
 from django_quota.stores.redis.errors import server_answered, translate_cluster_error, translated
 from django_quota.stores.redis.settings import WhichRedis
-from django_quota.stores.redis.store import RedisStore
+from django_quota.stores.redis.store import RedisStore, guarded
 from django_quota.stores.redis.urls import Address
 
 SYSTEM_TAG = "{!}"
@@ -233,9 +233,7 @@ class ClusterStore(RedisStore):
         """Lend a client of one server for plain commands; None: the server of the system keys."""
         name = self.server_of(SYSTEM_TAG) if server is None else server
         client = self._plain.get(name) or self._plain.setdefault(name, self._settings.plain_client(name))
-        with self._asking(name):
-            client.eval("return 1", 0)  # ends a probe: the calls of the block must not wait for the block's end
-        with translated(translate_cluster_error, (RedisError, OSError)):
+        with translated(translate_cluster_error, (RedisError, OSError)), guarded(client, self._breaker(name), name):
             yield client
 
     def servers(self) -> Sequence[Server]:

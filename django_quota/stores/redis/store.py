@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import chain
 from typing import Any
 
@@ -20,6 +20,16 @@ from django_quota.stores.redis.connections import SyncPool, sync_pool
 from django_quota.stores.redis.errors import answered_plain, is_passthrough, translate_error, translated
 from django_quota.stores.redis.settings import PLAIN_TIMEOUT, WhichRedis, pool_of, with_timeouts
 from django_quota.stores.scanning import scan
+
+
+@contextmanager
+def guarded(client: Redis, breaker: Breaker, name: str = "it") -> Iterator[Redis]:
+    """Lend a client of one server for plain commands, if its breaker allows that. `name`: the server's."""
+    with GuardedCall(breaker, answered_plain, name) as call:
+        if call.is_probe:  # calls within the block would be refused until it has ended
+            client.eval("return 1", 0)
+            breaker.succeeded()
+        yield client
 
 
 class ServerClient:
@@ -52,15 +62,9 @@ class ServerClient:
         """The connections of all threads."""
         return self._connections()[0]
 
-    @contextmanager
-    def commands(self) -> Iterator[Redis]:
+    def commands(self) -> AbstractContextManager[Redis]:
         """Lend a client for plain commands on this server alone."""
-        with GuardedCall(self.breaker, answered_plain) as call:
-            client = self._connections()[1]
-            if call.is_probe:  # calls within the block would be refused until it has ended
-                client.eval("return 1", 0)
-                self.breaker.succeeded()
-            yield client
+        return guarded(self._connections()[1], self.breaker)
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""
