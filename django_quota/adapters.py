@@ -61,9 +61,11 @@ __all__ = [
     "take_waiting_rules",
     "take_waiting_slots",
     "write_headers",
+    "write_refusal_headers",
 ]
 
 R = TypeVar("R", bound=HttpResponseBase)
+H = TypeVar("H", bound=HttpResponse)
 
 RuleOrPair = RuleOrRate | tuple[RuleOrRate, str]
 
@@ -200,6 +202,15 @@ def write_headers(response: R, decision: Decision, request: Any = None) -> R:
     state = RequestState() if request is None else request_state(_read_request(request))
     if not state.closer:
         headers.set_headers(response, decision, is_cached=state.is_cached)
+    return response
+
+
+def write_refusal_headers(response: H, decision: Decision) -> H:
+    """Write the headers of a refusal to an answer in a form of your own: Retry-After, no caching and RateLimit.
+
+    `decision`: what `attach_decision` returned. Return the response. `refusal_response` has these headers already.
+    """
+    responses.set_refusal_headers(response, decision)
     return response
 
 

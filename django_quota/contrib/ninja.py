@@ -137,14 +137,7 @@ def install(api: NinjaAPI) -> None:
 def _answer(api: NinjaAPI, request: HttpRequest, decision: Decision) -> HttpResponse:
     status, message, wait = adapters.refusal_details(decision)
     body = {"detail": message, **({} if wait is None else {"retry_after": wait})}
-    return _with_headers(api.create_response(request, body, status=status), decision, wait)
-
-
-def _with_headers(response: HttpResponse, decision: Decision, wait: int | None) -> HttpResponse:
-    if wait is not None:
-        response.headers["Retry-After"] = str(wait)
-    response.headers["Cache-Control"] = "no-store"
-    return adapters.write_headers(response, decision)
+    return adapters.write_refusal_headers(api.create_response(request, body, status=status), decision)
 
 
 # --- operations -------------------------------------------------------------------------------------------------------
@@ -219,7 +212,7 @@ def _refusal(operation: Operation, request: HttpRequest, decision: Decision) -> 
     if not decision.enforced:
         return None
     refused = OperationRefused(combined)
-    return _with_headers(operation.api.on_exception(request, refused), combined, refused.wait)
+    return adapters.write_refusal_headers(operation.api.on_exception(request, refused), combined)
 
 
 def _finished(request: HttpRequest, response: Any) -> Any:

@@ -52,7 +52,7 @@ def answer_refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     if response is None:
         response = _ours(request, decision, status)
     else:
-        _set_refusal_headers(response, decision)
+        set_refusal_headers(response, decision)
     log_refusal(response, decision)
     return response
 
@@ -89,7 +89,8 @@ def _of_the_site(request: HttpRequest, decision: Decision) -> HttpResponse | Non
     return cast("HttpResponse", response)
 
 
-def _set_refusal_headers(response: HttpResponse, decision: Decision) -> None:
+def set_refusal_headers(response: HttpResponse, decision: Decision) -> None:
+    """Write Retry-After, a Cache-Control that lets nobody store the answer, and the RateLimit headers."""
     own = getattr(response, OWN_HEADERS, ())
     wait = whole_wait(decision)
     if wait is not None and "retry-after" not in own:
@@ -134,7 +135,7 @@ def _answer(accepted: str, shown: Shown) -> tuple[bytes, dict[str, str]]:
     is_text = accepted in (HTML, TEXT)
     response = HttpResponse(content_type=accepted if is_text else PROBLEM)
     response.headers["Vary"] = "Accept"
-    _set_refusal_headers(response, decision)
+    set_refusal_headers(response, decision)
     detail, wait = message(decision), whole_wait(decision)
     body = f"{detail}\n"
     if not is_text:

@@ -36,7 +36,7 @@ NAMES = {
         SlotRule adecide arefusal_response asettle attach_decision client_ip decide digest dotted_path
         endpoints enter_queue has_middleware limits_view now read_rule read_subject refusal_details
         refusal_response register_late_views register_rule_finder register_view_check set_body_parser settle
-        take_waiting_rules take_waiting_slots write_headers
+        take_waiting_rules take_waiting_slots write_headers write_refusal_headers
     """,
     exceptions: """
         ConfigurationError CounterError LeaseLost QuotaError QuotaExceeded RateError RuleError StoreUnavailable
