@@ -83,9 +83,7 @@ def normalized(value: str) -> str:
         return value
     if value.isascii() and value.isprintable():
         return value.lower()
-    folded = value
-    for _ in range(2):  # changing the case may make a character that NFKD splits
-        folded = unicodedata.normalize("NFKD", folded).upper().casefold()
+    folded = unicodedata.normalize("NFKD", value).upper().casefold()
     folded = _UNPRINTABLE.sub("", folded).replace("i\u0307", "i")  # "\u0130" is the Turkish capital of "i"
     return unicodedata.normalize("NFKC", folded).strip() or value
 
@@ -310,4 +308,4 @@ def subject_of(given: object, whose: str) -> str:
 
 def is_bare(subject: str) -> bool:
     """Return whether a subject is a single word that no request has: neither `global` nor a kind with a value."""
-    return ":" not in subject and subject != GLOBAL and not subject.startswith("session=")
+    return ":" not in subject and subject != GLOBAL

@@ -11,7 +11,7 @@ local stop = now + ARGV[3]
 if ends >= stop then return { ends, 0 } end
 -- A ban that is only made longer stays the same one in its series.
 if ends <= now then level = remembered > now and level + 1 or 1 end
-remembered = math.max(remembered, stop + ARGV[4])
+remembered = stop + ARGV[4]
 redis.call('HSET', status_key, field, integer(stop) .. ' ' .. integer(level) .. ' ' .. integer(remembered))
 keep(status_key, remembered - now)
 return { stop, level }

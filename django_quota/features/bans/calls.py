@@ -75,14 +75,11 @@ def _ban_flow(given: RuleOrRate, subject: AnySubject, duration: Duration) -> Flo
             "Give it ban=, or block the subject by an override: `manage.py quota_override set <subject> blocked`.",
         )
     ask = _ask(rule, name)
-    settings, limiter = current(), get_limiter()
+    settings = current()
     if not settings.enabled:
         return Decision.without_limit(rule.name, name)
     operation = BanSubject(status_key(settings.prefix, name), field(rule.name), span, rule.ban.durations[-1])
-    try:
-        ends, level = yield store_call(operation)
-    finally:
-        limiter.refusals.forget([name])
+    ends, level = yield store_call(operation)
     answer = yield from answer_flow([ask], "peek")
     decision = answer.decision
     if decision.degraded:

@@ -31,8 +31,7 @@ class BanSubject(Operation):
             return [ends, 0]
         if ends <= now:
             level = level + 1 if remembered > now else 1
-        remembered = max(remembered, stop + kept)
-        set_field(states, status_key, name, f"{stop} {level} {remembered}", remembered)
+        set_field(states, status_key, name, f"{stop} {level} {stop + kept}", stop + kept)
         return [stop, level]
 
 
