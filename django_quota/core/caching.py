@@ -1,4 +1,4 @@
-"""Caches for the results of functions and for attributes."""
+"""Caches for the results of functions, for attributes, and for what belongs to another object."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def cached(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return call
 
     return decorate
+
+
+def kept_on(owner: Any, name: str, make: Callable[[], R]) -> R:
+    """Return the attribute of an object of somebody else, such as a request; made when it is first needed."""
+    found: R | None = getattr(owner, name, None)
+    if found is None:
+        found = make()
+        setattr(owner, name, found)
+    return found
 
 
 class lazy_attribute(Generic[R]):  # noqa: N801 — a decorator, as `property`

@@ -22,6 +22,7 @@ from django.db import connections
 from django.http import HttpRequest, HttpResponse
 
 from django_quota.conf import current
+from django_quota.core.caching import kept_on
 from django_quota.core.decisions import NOTHING_LIMITS, Decision
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.rules import Rule
@@ -86,11 +87,7 @@ STATE = "_django_quota"
 
 def request_state(request: HttpRequest) -> RequestState:
     """Return the state of a request, made when it is first needed."""
-    found: RequestState | None = getattr(request, STATE, None)
-    if found is None:
-        found = RequestState()
-        setattr(request, STATE, found)
-    return found
+    return kept_on(request, STATE, RequestState)
 
 
 # --- before, in and after the view ------------------------------------------------------------------------------------

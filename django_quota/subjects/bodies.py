@@ -10,6 +10,7 @@ from django.conf import settings
 from django.core.exceptions import BadRequest, RequestDataTooBig
 from django.http import HttpRequest, QueryDict, RawPostDataException
 
+from django_quota.core.caching import kept_on
 from django_quota.core.errors import ConfigurationError
 
 
@@ -28,11 +29,7 @@ NOTES = "_django_quota_body"
 
 def body_notes(request: HttpRequest) -> BodyNotes:
     """Return the notes on the body of a request; made at the first call."""
-    found: BodyNotes | None = getattr(request, NOTES, None)
-    if found is None:
-        found = BodyNotes()
-        setattr(request, NOTES, found)
-    return found
+    return kept_on(request, NOTES, BodyNotes)
 
 
 def has_unread_body(request: HttpRequest, kind: str) -> bool:
