@@ -31,7 +31,7 @@ from kombu.exceptions import OperationalError
 from django_quota import Decision, Rule, check, peek
 from django_quota.adapters import enter_queue, now, register_view_check
 from django_quota.conf import current
-from django_quota.contrib.tasks import EPOCH, HIGHEST_COUNT, asked_by, check_rule, queue_of
+from django_quota.contrib.tasks import EPOCH, asked_by, check_rule, queue_of
 from django_quota.exceptions import QuotaError, RuleError
 from django_quota.types import Rate
 
@@ -114,7 +114,7 @@ def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: in
     """
     slices = rule.precision or SLICES
     paces = [  # a rate of 0 stays as it is, since an error names it
-        Rate(min(HIGHEST_COUNT, rate.count * pace * slices), "second", rate.period // MICROSECONDS * (slices + 1))
+        Rate(min(Rate.max_count, rate.count * pace * slices), "second", rate.period // MICROSECONDS * (slices + 1))
         if rate.count
         else rate
         for rate in rates

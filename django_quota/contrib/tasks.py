@@ -25,9 +25,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ROOM = 30 * 86_400 * 1_000_000
 """How far ahead tasks get a place, unless `burst` of a `leaky_bucket` rule says how many may wait."""
 
-HIGHEST_COUNT = 10**12
-"""The highest count and `burst` of a rule."""
-
 
 class TaskQuota:
     """A limit for tasks that are enqueued with it. It spaces them evenly, by each of its rates.
@@ -92,7 +89,7 @@ def queue_of(rule: Rule, rates: Sequence[Rate], room: int | None = None) -> Rule
         rule,
         rates=tuple(rates),
         algorithm="leaky_bucket",
-        burst=room or max(1, min((HIGHEST_COUNT, *rooms))),
+        burst=room or max(1, min((Rate.max_count, *rooms))),
         precision=None,
         tz=None,
         count_refused=False,

@@ -11,7 +11,7 @@ import reprlib
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import RateError, RuleError, Translatable
@@ -94,6 +94,9 @@ class Rate:
     count: int
     unit: str
     multiple: int = 1
+
+    max_count: ClassVar[int] = MAX_COUNT
+    """The largest count, and the largest cost of a hit."""
 
     @property
     def period(self) -> int:

@@ -29,9 +29,6 @@ from django_quota.contrib.rest_framework.throttles import (
 from django_quota.exceptions import RateError, RuleError
 from django_quota.types import Endpoint, Rate
 
-MAX_COST = 10**12
-"""The most units that one request takes."""
-
 
 def _given(view: Endpoint, name: str, default: Any = None) -> Any:
     """Return an attribute of a view: what `as_view()` got, or the attribute of its class."""
@@ -109,9 +106,9 @@ def _check_names(view: Endpoint) -> Iterator[CheckMessage]:
         wrong.append((f"throttle_scope={scope!r} of {path} is not the name of a rule.", hint))
     for problem, hint in wrong:
         yield Error(problem, hint=hint, id="django_quota.E016")
-    if cost is not None and (type(cost) is not int or not 1 <= cost <= MAX_COST):
+    if cost is not None and (type(cost) is not int or not 1 <= cost <= Rate.max_count):
         yield Error(
-            f"quota_cost={cost!r} of {path} is not a whole number from 1 to {MAX_COST:,}.",
+            f"quota_cost={cost!r} of {path} is not a whole number from 1 to {Rate.max_count:,}.",
             hint="Use, for example, 50.",
             id="django_quota.E034",
         )
