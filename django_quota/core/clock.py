@@ -48,6 +48,18 @@ def now() -> int:
     return machine_now() if frozen is None else frozen
 
 
+_steady_clock: Callable[[], int] = time.monotonic_ns
+"""In nanoseconds. Linux has a clock that goes on while the machine sleeps."""
+if hasattr(time, "CLOCK_BOOTTIME"):
+    _steady_clock = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+
+
+def steady_now() -> int:
+    """Return microseconds that never go back, and that pass while the machine sleeps; in tests the time of `freeze`."""
+    frozen = frozen_now()
+    return _steady_clock() // 1_000 if frozen is None else frozen
+
+
 def use_clock(clock: Callable[[], int | None] | None) -> Callable[[], int | None] | None:
     """Set the clock of all threads and tasks of this process; return the previous one. `freeze` takes precedence.
 

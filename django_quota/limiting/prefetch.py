@@ -16,10 +16,8 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from sys import maxsize
 from typing import NamedTuple
@@ -27,7 +25,7 @@ from typing import NamedTuple
 from django_quota.conf import time_zone
 from django_quota.core import clock
 from django_quota.core.algorithms.fixed_window import FixedWindow
-from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.clock import SECOND, steady_now
 from django_quota.core.decisions import Decision, Outcome, Outcomes
 from django_quota.core.flow import Flow
 from django_quota.core.forks import register_fork_aware
@@ -52,17 +50,6 @@ MIN_DEMAND = 8
 MARGIN = 100
 """A lease ends a hundredth of itself sooner here, because clocks do not run at quite the same speed."""
 
-_machine_clock: Callable[[], int] = time.monotonic_ns
-"""In nanoseconds."""
-if hasattr(time, "CLOCK_BOOTTIME"):
-    _machine_clock = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
-
-
-def _clock() -> int:
-    """Return microseconds that never go back, and that pass while the machine sleeps; in tests the time of `freeze`."""
-    frozen = frozen_now()
-    return _machine_clock() // 1_000 if frozen is None else frozen
-
 
 @dataclass(slots=True, eq=False)
 class _Share:
@@ -71,11 +58,11 @@ class _Share:
     id: str
     left: int
     begins: int
-    """From when it may be spent, by `_clock`: before the call was sent that took it."""
+    """From when it may be spent, by `steady_now`: before the call was sent that took it."""
     ends: int
-    """Until when it may be spent, by `_clock`."""
+    """Until when it may be spent, by `steady_now`."""
     ahead: int
-    """How far the clock of the store is ahead of `_clock`, in microseconds."""
+    """How far the clock of the store is ahead of `steady_now`, in microseconds."""
     hit: Hit
     """The hit with which it was taken, with the day on which it is spent."""
     outcomes: Sequence[Outcome]
@@ -112,7 +99,7 @@ _Asking = tuple[Asked, str, int, str, bool]
 """What an `Ask` has."""
 
 _Part = tuple[_Share, int, int, int]
-"""A share, what a hit spent of it, what was spent of it after that, and when, by `_clock`."""
+"""A share, what a hit spent of it, what was spent of it after that, and when, by `steady_now`."""
 
 
 class Parts(list[_Part]):
@@ -145,7 +132,7 @@ class _Entry:
     rule: Asked
     """It keeps the rule alive, so that no other one gets its `id`."""
     since: int
-    """Since when the demand is counted, by `_clock`."""
+    """Since when the demand is counted, by `steady_now`."""
     asked: int = 0
     """Units that were asked for since then."""
     share: _Share | None = None
@@ -160,7 +147,7 @@ class _Question(NamedTuple):
     taking: Mapping[int, _Entry]
     """The entries that ask for a share, by the index of their hit."""
     began: int
-    """When the call began, by `_clock`."""
+    """When the call began, by `steady_now`."""
 
 
 class Prefetch:
@@ -182,7 +169,7 @@ class Prefetch:
         self.table: dict[tuple[int, str], _Entry] = {}
         """By the `id` of the rule as it was asked, and the subject."""
         self._dropped = -SECOND
-        """When subjects without a share were forgotten last, by `_clock`."""
+        """When subjects without a share were forgotten last, by `steady_now`."""
 
     # --- spending -----------------------------------------------------------------------------------------------------
 
@@ -191,7 +178,7 @@ class Prefetch:
 
         `asks`: at least one. `decides`: whether this decides the whole request, so that the metrics count it.
         """
-        now, find, parts = _clock(), self.table.get, Parts()
+        now, find, parts = steady_now(), self.table.get, Parts()
         lock = self._lock
         lock.acquire()  # a `with` takes twice as long
         try:
@@ -277,7 +264,7 @@ class Prefetch:
 
     def _begin(self, resolved: Resolved, asked_hits: Sequence[Hit], mode: AskMode | Settlement) -> _Question:
         """Return the question. From now on nobody spends of the shares that it returns."""
-        now, asked = _clock(), {ask.place: ask for ask in resolved.asked}
+        now, asked = steady_now(), {ask.place: ask for ask in resolved.asked}
         is_single = len(asked) == len(resolved.asked)  # several rules of one name share a hit, and take nothing
         hits, taking = list(asked_hits), dict[int, _Entry]()
         found: list[tuple[int, _Entry, int]] = []

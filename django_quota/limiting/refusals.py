@@ -1,9 +1,10 @@
 """Refusals from memory: a client that keeps trying at a full limit costs almost nothing.
 
 A process remembers what a rule with `cache_refusals` refused, for at most that many seconds and never longer than
-its `retry_after`. Until then it repeats the refusal to requests with the same rules, subjects and costs without asking
-the store. Only the store decides requests with other rules. A reset, a refund or a lifted ban in this process takes
-effect at once, because the process then forgets its refusals. Other processes repeat theirs until their time is over.
+its `retry_after`, also while the machine sleeps. Until then it repeats the refusal to requests with the same rules,
+subjects and costs without asking the store. Only the store decides requests with other rules. A reset, a refund or a
+lifted ban in this process takes effect at once, because the process then forgets its refusals. Other processes repeat
+theirs until their time is over.
 
 Refusals from memory count in the metrics. They count by day and as events like other hits that no store decides; see
 `unasked`.
@@ -12,7 +13,6 @@ Refusals from memory count in the metrics. They count by day and as events like 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from django.http import HttpRequest
 
 from django_quota.conf import current
-from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.clock import SECOND, steady_now
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape
@@ -41,12 +41,6 @@ AsksKey = tuple[tuple[int, str, int, str], ...]
 """What distinguishes requests: for each ask, the `id` of its rule, the subject, the cost and the value."""
 
 
-def _clock() -> int:
-    """Return microseconds that never go back; the time of `freeze()` in tests."""
-    frozen = frozen_now()
-    return time.monotonic_ns() // 1_000 if frozen is None else frozen
-
-
 class Refusal(NamedTuple):
     """One remembered refusal: a rule, a subject, and what was refused."""
 
@@ -64,7 +58,7 @@ class Refusal(NamedTuple):
     """When the store refused it, by its clock."""
     begins: int
     ends: int
-    """From when and until when to repeat the refusal, by `_clock`."""
+    """From when and until when to repeat the refusal, by `steady_now`."""
 
     def outcomes_at(self, now: int) -> list[Outcome]:
         """Return the outcomes, with their waits shortened by the time since the refusal."""
@@ -128,7 +122,7 @@ class Refusals:
         The Decision has the outcomes of the rules that refused, and of no others.
         """
         refusals = self.table.get(_key(resolved.for_store))
-        if refusals is None or not refusals[0].begins <= (now := _clock()) < refusals[0].ends:
+        if refusals is None or not refusals[0].begins <= (now := steady_now()) < refusals[0].ends:
             return None
         for refusal in refusals:
             if refusal.counts_in_store:
@@ -147,7 +141,7 @@ class Refusals:
         resolved = answer.resolved
         if any(rule.ban is not None or rule.count_refused or isinstance(rule, Take) for rule in resolved.rules):
             return
-        now = _clock()
+        now = steady_now()
         refusing: list[tuple[Hit, tuple[Outcome, ...]]] = []
         by_place: dict[tuple[str, str], list[Outcome]] = {}
         for outcome in answer.decision.outcomes:
@@ -208,7 +202,7 @@ class Refusals:
     def flush(self) -> None:
         """Forget the refusals that are over."""
         with self._lock:
-            now = _clock()
+            now = steady_now()
             self._drop([key for key, refusals in self.table.items() if now >= refusals[0].ends])
 
 

@@ -1,6 +1,7 @@
 """`cache_refusals`: a process repeats a refusal from memory. It stays true, and it is counted like any other."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -122,6 +123,17 @@ class TestARefusalIsRepeated:
             assert not check("1/5s", SUBJECT, cache_refusals=60)
         with freeze(NOON + 5 * SECOND):
             assert check("1/5s", SUBJECT, cache_refusals=60)
+
+    @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has a clock that runs in a sleep")
+    def test_and_not_beyond_a_sleep_of_the_machine(self, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        fill(cache_refusals=10)
+        asked.clear()
+        awake = time.clock_gettime_ns
+        monkeypatch.setattr(time, "clock_gettime_ns", lambda of: awake(of) + 11 * 10**9)
+
+        check("1/m", SUBJECT, cache_refusals=10)
+
+        assert len(asked) == 1
 
     def test_by_the_setting_unless_the_rule_says_otherwise(self, settings: Any, monkeypatch: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": 1.5}
