@@ -1,6 +1,7 @@
 """Outages of the store: each is reported by one log line and one signal when it begins, and when it ends.
 
-An outage begins with a failure. It ends with the first answer after `SETTLE_TIME` seconds without a failure.
+An outage begins with a failure. It ends with the first answer after `SETTLE_TIME` seconds without a failure; after a
+command that Redis denied, after `PERMISSION_SETTLE_TIME` seconds.
 """
 
 from __future__ import annotations

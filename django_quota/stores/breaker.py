@@ -118,7 +118,7 @@ class Breaker:
 
 def refused_call(name: str = "it") -> StoreUnavailable:
     """Return the error for a caller that the breaker refuses. `name`: the server's."""
-    return StoreUnavailable(f"{name} has not answered several times in a row, and is asked again in a moment")
+    return StoreUnavailable(f"{name} has failed several times in a row, and is asked again in a moment")
 
 
 class GuardedCall:

@@ -140,17 +140,19 @@ def _shown(number: int | None) -> str:
 def instructions(counted: Sequence[Found]) -> Sheet:
     """Return the table of the instructions of all rows, with those that they are compared with."""
     by_id = {row["id"]: row for row in counted}
-    rows = []
+    rows, missed = [], []
     for row in counted:
         base = sum(by_id[one]["instructions"] for one in row["over"])
         over = " + ".join(f"{by_id[one]['package'].partition(' ')[0]} {by_id[one]['label']}" for one in row["over"])
         cells = [f"{row['instructions'] / base:.2f}", f"{row['most']:g}"] if base else [NONE, NONE]
+        if base and row["instructions"] > row["most"] * base:
+            missed.append(f"{row['label']} ({cells[0]} for {cells[1]})")
         rows.append([row["package"], row["label"], over or NONE, f"{row['instructions'] / 1000:.0f}", *cells])
     columns = ["", "", "over", "thousand instructions", "ratio", "goal: at most"]
     note = (
         f"Instructions of the client a call, by callgrind, on {machine()}, hiredis. Neither Redis nor the kernel, "
-        "which sends and receives, is counted."
-    )
+        "which sends and receives, is counted. "
+    ) + (f"These rows miss their goal: {'; '.join(missed)}." if missed else "Every row reaches its goal.")
     return Sheet("Instructions", columns, rows, note, texts=3)
 
 

@@ -30,8 +30,8 @@ are waited for by `psycopg.pq`, psycopg's public wrapper of libpq, and not by it
    ==========================================================  ============  ========
 
    The order is the same behind PgBouncer in transaction mode, and with psycopg's implementation in pure Python. A whole
-   check takes 770, and one on Redis 145: 5.3 times as much. With the best of psycopg's pipelines it would be 7 times,
-   with the plain one 8.7.
+   check takes five to six times as many as one on Redis; with the best of psycopg's pipelines it would be seven
+   times, with the plain one nearly nine.
 
 What it costs: this module reads results itself (`_Pipeline._results`): one for each statement, then the mark of the
 pipeline's end. After an error, the server skips the statements that follow until that mark, and libpq reports them as
