@@ -1,6 +1,6 @@
 """A plan over several slots, such as those of a Cluster: the same replies as over one, and the same bounds."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,19 @@ from tests.support.specifications import specify
 from tests.support.steps import MINUTE, SECOND, START
 
 WIDE, SHUT = Rule.make("wide", "1000000/s"), Rule.make("shut", "0/m")
+
+
+def test_subjects_in_one_slot_are_decided_by_one_operation() -> None:
+    question = Question([Ask(WIDE, f"user:{number}", 1) for number in range(3)])
+    sent: list[int] = []
+
+    def run(operations: Sequence[Operation]) -> list[Any]:
+        sent.append(len(operations))
+        return [specify(each, DictStates(), START) for each in operations]
+
+    run_sync(scatter(Decide(question.hits_at(START), "check"), lambda key: "the slot"), run)
+
+    assert sent == [1]
 
 
 class Apart:

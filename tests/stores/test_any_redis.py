@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from time import sleep
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +24,7 @@ from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.redis.urls import read_server, read_url
 from django_quota.testing import RedisServer, running_redis, server_programs
+from django_quota.testing import redis_server as starting
 from tests.support.calls import RAISING_CALLS, remaining_both_ways
 from tests.support.clusters import Cluster
 from tests.support.findings import findings
@@ -35,6 +38,20 @@ SLOW = {"socket_timeout": 60, "socket_connect_timeout": 60}
 """A busy machine must not look like a Redis that is gone."""
 QUERY = "socket_timeout=60&socket_connect_timeout=60"
 DJANGO = "django.core.cache.backends.redis.RedisCache"
+
+
+def test_a_server_that_ends_at_its_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        assert len(naps) < 500, "it waits"
+        sleep(seconds)
+
+    monkeypatch.setattr(starting, "time", SimpleNamespace(sleep=nap, monotonic=lambda: 0.0))
+
+    with pytest.raises(RuntimeError, match="did not start"), running_redis(server_programs()[0], "--no-such-option"):
+        pytest.fail("it runs")
 
 
 @pytest.fixture(scope="module")

@@ -262,7 +262,8 @@ def others_write(writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) ->
     """Let others write each time a decision waits for the file; returns the clock that measures the wait."""
     clock = Clock()
 
-    def write(_: float) -> None:
+    def write(seconds: float) -> None:
+        assert seconds < 0.01
         clock.now += 0.6 * sqlite.FILE_WAIT
         writer.execute(f"UPDATE {sql.STATE_TABLE} SET expires = expires + 1")
         writer.execute("COMMIT")
