@@ -1,9 +1,11 @@
-"""Errors in the language of the reader, for forms and pages. Logs and tracebacks have them in English."""
+"""Errors and lists in the language of the reader, for forms and pages. Logs and tracebacks have errors in English."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from django.utils import translation
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 
 from django_quota.core.errors import (
     ConfigurationError,
@@ -13,6 +15,14 @@ from django_quota.core.errors import (
     StoreUnavailable,
     Translatable,
 )
+
+
+def some_of(words: Sequence[str], most: int) -> str:
+    """Return the first words of a list, and how many more there are: `a, b, c and 4 more`."""
+    some, more = ", ".join(words[:most]), len(words) - most
+    if more <= 0:
+        return some
+    return f"{some} {ngettext('and %(number)s more', 'and %(number)s more', more) % {'number': f'{more:,}'}}"
 
 
 def error_in_words(error: QuotaError) -> str:

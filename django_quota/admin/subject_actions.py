@@ -21,6 +21,7 @@ from django_quota.admin.raising import FACTORS, Raising, raisings
 from django_quota.admin.wording import moment_in_words, rule_in_words
 from django_quota.core.keys import field
 from django_quota.core.overrides import ALL_RULES
+from django_quota.error_texts import some_of
 from django_quota.features.bans.calls import lift_bans
 from django_quota.features.logins import with_addresses
 from django_quota.features.resets.calls import reset_named
@@ -207,7 +208,7 @@ class Raise(OverrideAction):
         """Return the new rates of the first rules, each with its name unless it is the only one."""
         able = [each for each in self.found if not each.problem]
         words = [each.raised(factor) if len(self.found) == 1 else each.named(factor) for each in able]
-        return ", ".join(words[:RULES_SHOWN] + ["…"] * (len(words) > RULES_SHOWN)) or _("not possible")
+        return some_of(words, RULES_SHOWN) or _("not possible")
 
     @property
     def _not_raised(self) -> str:

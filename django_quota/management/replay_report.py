@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from django_quota.core.clock import moment_of
+from django_quota.error_texts import some_of
 from django_quota.management.console import quantity
 from django_quota.operating.replay import ReplayedRefusals, RuleSet, Traffic
 from django_quota.operating.tightest import Demand
@@ -149,22 +150,17 @@ def lines_of(report: ReplayReport) -> Iterator[str]:
         if name not in unused:
             yield from ("", *_rule_lines(name, figures))
     if unused:
-        yield from ("", *_wrapped(f"No request matched {_some(unused)}."))
+        yield from ("", *_wrapped(f"No request matched {some_of(unused, MAX_NAMES_LISTED)}."))
     if report["left_out"]:
         yield from ("", "Left out, because a log does not show what these rules need:")
         by_reason: dict[str, list[str]] = {}
         for name, reason in report["left_out"].items():
             by_reason.setdefault(reason, []).append(name)
         for reason, names in by_reason.items():
-            yield from _wrapped(f"{_some(names)}: {reason}", "  ")
+            yield from _wrapped(f"{some_of(names, MAX_NAMES_LISTED)}: {reason}", "  ")
     yield ""
     for note in [*[MEANING] * (len(unused) < len(rules)), *report["notes"]]:
         yield from _wrapped(note)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES_LISTED:,} more" if len(names) > MAX_NAMES_LISTED else ""
-    return ", ".join(names[:MAX_NAMES_LISTED]) + more
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from django_quota.core.errors import did_you_mean
 from django_quota.core.overrides import ALL_RULES
+from django_quota.error_texts import some_of
 from django_quota.limiting.override_rows import set_override, write_database
 from django_quota.management.console import QuotaCommand, duration_of, quantity
 from django_quota.models import QuotaOverride, QuotaOverrideQuerySet
@@ -121,8 +122,8 @@ class Command(QuotaCommand):
         done = done if is_dry else "Added {added:,}, changed {changed:,} and deleted {deleted:,}"
         lines = [f"{done.format(**numbers)} with the label {label}; {change.kept:,} stay as they are."]
         if change.others:
-            some = ", ".join([*change.others[:MAX_OTHERS], *["..."] * (len(change.others) > MAX_OTHERS)])
-            lines.append(f"{len(change.others):,} have an override without this label, which stays: {some}.")
+            others = some_of(change.others, MAX_OTHERS)
+            lines.append(f"{len(change.others):,} have an override without this label, which stays: {others}.")
         self.print_result(options, result, lines)
 
     def _clear(self, options: dict[str, Any]) -> None:
