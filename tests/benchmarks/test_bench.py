@@ -31,7 +31,7 @@ def test_a_tiny_bench_has_all_rows_and_goals_and_fills_the_docs(url: str, tmp_pa
     found["facts"] = [{"package": row[0], "race": 50, "worst": None} for row in report.COMPARED]
     rows = report.Run(found["runs"][0], found)
     trips = dict.fromkeys(("bare", "check", "check3", "view", "limits"), 1) | {"limits3": 3}
-    trips |= dict.fromkeys(("bare view", "flooded", "blocked"), 0)
+    trips |= dict.fromkeys(("bare view", "flooded", "ahead", "blocked"), 0)
     assert {row: round(rows[row].trips) for row in trips} == trips
     goals, checks = (sheet.markdown() for sheet in report.sheets(found))
     assert goals.count(" no |") + goals.count(" yes |") == len(report.GOALS)
