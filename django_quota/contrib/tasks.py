@@ -92,6 +92,7 @@ def queue_of(rule: Rule, rates: Sequence[Rate], room: int | None = None) -> Rule
         burst=room or max(1, min((Rate.max_count, *rooms))),
         precision=None,
         tz=None,
+        starts=None,
         count_refused=False,
         ban=None,
         warn_at=None,

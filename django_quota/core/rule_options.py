@@ -161,8 +161,8 @@ class BanOption(NamedTuple):
     @property
     def encoded(self) -> tuple[str, ...]:
         """The ban as arguments of `engine/lua/decide.lua`."""
-        capacity, a, b, _, _ = self.window
-        return str(capacity), str(a), str(b), ",".join(map(str, self.durations))
+        window = self.window
+        return str(window.capacity), str(window.a), str(window.b), ",".join(map(str, self.durations))
 
     def __str__(self) -> str:
         durations = ", ".join(map(in_words, self.durations))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import date, datetime
 from functools import cached_property, partial
 from inspect import signature
-from typing import Any, Literal, TypedDict, cast, get_args
+from typing import Any, Literal, TypedDict, TypeGuard, cast, get_args
 
-from django_quota.core.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Limit, Options
+from django_quota.core.algorithms import ALGORITHMS, DISTINCT, SUBSCRIPTION, AlgorithmName, Limit, Options
+from django_quota.core.algorithms.subscription import FIRST_DAY, UNITS_WITH_START, same_periods
 from django_quota.core.caching import cached
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import AlgorithmError, RateError, RuleError, Translatable, did_you_mean
@@ -60,6 +62,9 @@ DEFAULT_LEASES_PER_WINDOW = 50
 MAX_DEFAULT_LEASE = 10 * SECOND
 """The longest lease of `prefetch=True`, in microseconds: a longer one saves next to nothing."""
 
+MAX_STARTS = 4_096
+"""For how many days on which periods begin a rule keeps the rule that has them."""
+
 _BODY_KINDS: tuple[Literal["post", "json"], ...] = ("post", "json")
 """The kinds of keys that read the body of a request."""
 
@@ -74,6 +79,7 @@ class _Options(TypedDict, total=False):
     burst: int | None
     precision: int | None
     tz: str | None
+    starts: date | Callable[[str], Any] | None
     count_refused: bool
     block: bool
     shadow: bool
@@ -191,6 +197,18 @@ class Rule:
     """How many entries a sliding window keeps at most, 1 to 1000 (100 unless set)."""
     tz: str | None = declare(None, fits=lambda zone: isinstance(zone, str), problem="is not a string.")
     """The time zone of `calendar`, such as `"Europe/Berlin"`; UTC unless set."""
+    starts: Any = declare(
+        None,
+        fits=lambda day: callable(day) or is_day(day),
+        problem="is neither a date, nor a function of the subject, nor the dotted path of one.",
+        hint="Use, for example, 'shop.plans.started', a function that returns the day on which a plan began.",
+        called_with=("subject",),
+    )
+    """The day on which a week, month or year of `calendar` begins: a date, or a function of the subject.
+
+    The function, sync or async, returns a date or a datetime, whose day in `tz` counts; None takes the calendar's own
+    weeks, months and years.
+    """
     count_refused: bool = declare_flag(default=False)
     """Whether refused hits count too."""
     methods: frozenset[str] | None = declare(None, read=read_methods, only_in="requests")
@@ -300,9 +318,30 @@ class Rule:
         if not isinstance(tiers, Tiers):
             return {}
         return {
-            name: replace(self, rates=rates, tier=None, of_tier=name if self.tier else "")
+            name: replace(
+                self, rates=rates, tier=None, of_tier=name if self.tier else "", starts=_starts_for(self, rates)
+            )
             for name, rates in tiers.rates
         }
+
+    @cached_property
+    def needs_start(self) -> bool:
+        """Whether the periods of its limits are only known by a subject; `starting` returns the rule that has them."""
+        return callable(self.starts) and any(limit.algorithm is SUBSCRIPTION for limit in self.limits)
+
+    @cached_property
+    def _by_start(self) -> dict[date, Rule]:
+        return {}
+
+    def starting(self, day: date | None) -> Rule:
+        """Return the rule with periods that begin on a day, or with the calendar's own."""
+        same = same_periods(day or FIRST_DAY)
+        found = self._by_start.get(same)
+        if found is None:
+            if len(self._by_start) >= MAX_STARTS:
+                self._by_start.clear()
+            found = self._by_start[same] = replace(self, starts=same)
+        return found
 
     @cached_property
     def lease(self) -> int:
@@ -322,7 +361,8 @@ class Rule:
     def is_plain(self) -> bool:
         """Whether the rule needs only the key of a request to which it applies."""
         of_request = (self.costs, self.methods, self.skip, self.exempt, self.distinct, self.settle, self.count_when)
-        return not self.dynamic and not callable(self.cost) and all(option is None for option in of_request)
+        needs_call = self.dynamic or self.needs_start or callable(self.cost)
+        return not needs_call and all(option is None for option in of_request)
 
     @cached_property
     def reads_body(self) -> Literal["", "post", "json"]:
@@ -409,7 +449,7 @@ class Rule:
         # A lease that fits the rule's own window may be too long for that of an override.
         prefetch = self.prefetch if self.prefetch is None or _fits(self.prefetch, parsed) else True
         tier = self.tier if isinstance(self.share, Shares) else None
-        return self.but(rates=parsed, tier=tier, prefetch=prefetch)
+        return self.but(rates=parsed, tier=tier, prefetch=prefetch, starts=_starts_for(self, parsed))
 
     def under(self, rates: str) -> Rule:
         """Return the rule with what an override sets: other rates, or a change of the rule's own.
@@ -470,6 +510,7 @@ _CONFLICTS = (
     *(("prefetch", other, _REFUSED) for other in ("count_refused", "ban")),
     *(("prefetch", other, _UNKNOWN) for other in ("settle", "count_when")),
     ("prefetch", "distinct", "only the store knows the values"),
+    ("prefetch", "starts", "a count goes on if the subject's day changes, and its units must not end before it"),
     ("prefetch", "share", "what requests of one kind have taken ahead would be missing for the others"),
     *((option, "distinct", _VALUES) for option in ("algorithm", "precision", "count_refused", "cost", "costs")),
 )
@@ -630,6 +671,7 @@ def _check_options(rule: Rule) -> None:
     if rule.exclude is not None and rule.match is None:
         raise RuleError("exclude= needs match=, which says where the rule applies.", "Use, for example, 'match': '/'.")
     _check_tiers(rule)
+    _check_starts(rule)
     _check_prefetch(rule)
     given = {each.name for each in fields(rule) if OPTION in each.metadata and getattr(rule, each.name) != each.default}
     for option, other, why in _CONFLICTS:
@@ -646,12 +688,39 @@ def _check_algorithm(rule: Rule) -> None:
     if algorithm is None:
         near = did_you_mean(str(rule.algorithm), ALGORITHMS)
         raise AlgorithmError(f"algorithm={rule.algorithm!r} is not an algorithm.", near)
-    for option in ("burst", "precision", "tz"):
+    for option in ("burst", "precision", "tz", "starts"):
         if getattr(rule, option) is not None and option not in algorithm.takes:
             takers = " and ".join(name for name, other in ALGORITHMS.items() if option in other.takes)
             words = {"option": option, "algorithm": repr(algorithm.name)}
             problem = Translatable("%(option)s= is not an option of %(algorithm)s.", **words)
             raise RuleError(problem, Translatable("It is one of %(takers)s.", takers=takers))
+
+
+def is_day(value: object) -> TypeGuard[date]:
+    """Return whether a value is a date without a time."""
+    return isinstance(value, date) and not isinstance(value, datetime)
+
+
+def _starts_for(rule: Rule, rates: Iterable[Rate]) -> Any:
+    """Return `starts` of a rule if one of these rates has a period that it concerns; else None."""
+    is_used = rule.starts is not None and any(rate.unit in UNITS_WITH_START for rate in rates)
+    return rule.starts if is_used else None
+
+
+def _check_starts(rule: Rule) -> None:
+    """Raise `RuleError` if `starts` has no period to begin."""
+    if rule.starts is None:
+        return
+    rates = [each for rate in rule.rates for each in (_rates_of_tiers(rate) if isinstance(rate, Tiers) else (rate,))]
+    if not any(callable(rate) or rate.unit in UNITS_WITH_START for rate in rates):
+        raise RuleError(
+            f"starts= says where weeks, months and years begin, but {'; '.join(map(str, rule.rates))} has none.",
+            "Leave out starts=, or use a rate such as '1000/month'.",
+        )
+
+
+def _rates_of_tiers(tiers: Tiers) -> list[Rate]:
+    return [rate for _, rates in tiers.rates for rate in rates]
 
 
 def _example(text: str) -> Translatable:
@@ -729,9 +798,15 @@ def _check_tiers(rule: Rule) -> None:
 def _limits(rule: Rule) -> tuple[Limit, ...]:
     algorithm = ALGORITHMS[rule.algorithm] if rule.distinct is None else DISTINCT
     options = Options(rule.burst, rule.precision, rule.tz, rule.count_refused)
+    started = None
+    if rule.starts is not None:
+        started = replace(options, starts=FIRST_DAY if callable(rule.starts) else rule.starts)
     limits: dict[str, Limit] = {}
     for rate in cast("tuple[Rate, ...]", rule.rates):
-        limit = Limit.of(rule.name, rate, algorithm, options, 1.0 if rule.share is None else rule.share)
+        its_algorithm, its_options = algorithm, options
+        if started is not None and rate.unit in UNITS_WITH_START:
+            its_algorithm, its_options = SUBSCRIPTION, started
+        limit = Limit.of(rule.name, rate, its_algorithm, its_options, 1.0 if rule.share is None else rule.share)
         if limit.state_id in limits:
             both = f"{limits[limit.state_id].rate}; {rate}"
             problem = Translatable("both rates have the same window")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from django_quota.core.algorithms import REGISTRY, Verdict, is_outside
+from django_quota.core.algorithms import REGISTRY, Verdict
 from django_quota.engine.ahead import begin_ahead, take_ahead
 from django_quota.engine.codec import (
     ALLOWED,
@@ -279,7 +279,9 @@ def _is_outside(hit: Hit, now: int, *, counts: bool) -> bool:
     """Say whether `now` is outside a calendar period that was sent, or, if the hit `counts`, outside its day."""
     if counts and hit.day is not None and not hit.day.begins <= now < hit.day.ends:
         return True
-    return any(is_outside(limit.parameters, now) for limit in hit.limits if not limit.algorithm.timeless)
+    return any(
+        limit.algorithm.is_outside(limit.parameters, now) for limit in hit.limits if not limit.algorithm.timeless
+    )
 
 
 def _peek(states: States, context: HitContext, limit: CompiledLimit, cost: int, now: int) -> Verdict:

@@ -20,6 +20,7 @@ from django_quota.engine.resolving import rule_under
 from django_quota.limiting.api import AnySubject, RuleOrRate, run_call, subject_under_flow
 from django_quota.limiting.known_rules import known_rule
 from django_quota.limiting.overrides import overrides
+from django_quota.limiting.starts import started_flow
 
 if TYPE_CHECKING:
     from django_quota.models import QuotaOverride
@@ -68,7 +69,8 @@ def _raise_flow(
         raise RuleError(f"by={by!r} is not a whole number from 1 to {MAX_COUNT}. Use, for example, 500_000.")
     known = known_rule(rule)
     name = yield from subject_under_flow(known, subject, "raise_limit()")
-    ends: datetime | None = yield IOCall(_save, sync_to_async(_save), known, name, by, until)
+    started = yield from started_flow(known, name)
+    ends: datetime | None = yield IOCall(_save, sync_to_async(_save), started, name, by, until)
     return ends
 
 

@@ -36,6 +36,7 @@ from django_quota.http.settlements import settle_by_response_flow
 from django_quota.http.site_rules import site_rules
 from django_quota.limiting.asking import CountedPlaces, asked_flow
 from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.starts import starting_flow, starts_of
 from django_quota.subjects.addresses import is_from_exempt_network
 from django_quota.subjects.bodies import has_unread_body, is_readable
 
@@ -261,7 +262,9 @@ def _asked_flow(request: HttpRequest, state: RequestState, rules: Iterable[Rule]
         state.counted = set()
     asked = yield from asked_flow(rules, request, state.counted)
     if pairs and not is_from_exempt_network(request):
-        asked += [Ask(rule, subject, cast("int", rule.cost)) for rule, subject in pairs]
+        for rule, subject in pairs:
+            started = yield from starting_flow(rule, subject, starts_of(request))
+            asked.append(Ask(started, subject, cast("int", rule.cost)))
     return asked
 
 

@@ -38,6 +38,7 @@ from django_quota.http.wording import when_in_words
 from django_quota.limiting.api import ENTRIES_AT_ONCE, AnySubject, answer_flow, django_request, run_call
 from django_quota.limiting.asking import asked_flow
 from django_quota.limiting.known_rules import known_keys, known_rules, rule_finders
+from django_quota.limiting.starts import KnownStarts, starting_flow
 from django_quota.subjects.keys import is_given_by
 from django_quota.subjects.subject import subject_of
 
@@ -81,7 +82,7 @@ def _limits_flow(request_or_subject: AnySubject, tier: str | None) -> Flow[Decis
             tiers = yield IOCall(last_tiers, sync_to_async(last_tiers), rules, subject)
         else:
             tiers = {rule.name: tier for rule in rules}
-        return (yield from peek_flow(_asked_of(rules, subject, tiers)))
+        return (yield from peek_flow((yield from _asked_of_flow(rules, subject, tiers))))
     return (yield from peek_flow((yield from asked_flow(rules_of_request(request), request, is_peek=True))))
 
 
@@ -102,13 +103,14 @@ def _rules_for(subject: str, tier: str | None) -> list[Rule]:
     return [rule for rule in known if is_given_by(keys.get(rule.name, ()), subject)]
 
 
-def _asked_of(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> list[Ask]:
+def _asked_of_flow(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> Flow[list[Ask]]:
     """Return what rules ask for. `tiers`: the subject's tier by rule; a rule that is left out takes the default one."""
-    default = default_tier_of(subject)
+    default, known = default_tier_of(subject), KnownStarts()
     found = []
     for rule in rules:
         of_default = rule if rule.tier else rule.tiers.get(default, rule)
-        found.append(Ask(rule.tiers.get(tiers.get(rule.name, ""), of_default), subject, 1))
+        of_tier = rule.tiers.get(tiers.get(rule.name, ""), of_default)
+        found.append(Ask((yield from starting_flow(of_tier, subject, known)), subject, 1))
     return [ask for ask in found if ask.rule.limits]
 
 

@@ -27,6 +27,7 @@ from django_quota.engine.resolving import AskMode
 from django_quota.limiting.asking import asked_by_flow, value_digest
 from django_quota.limiting.known_rules import looks_like_subject, order_error
 from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.starts import starting_flow
 from django_quota.subjects.keys import subject_flow
 from django_quota.subjects.subject import is_user, named_subject, subject_of, user_subject
 
@@ -365,7 +366,7 @@ def ask_flow(
     else:
         raise RuleError(f"{subject!r} is not a subject. Use a string such as 'ip:203.0.113.9', a user or a request.")
     if not rule.is_plain:  # most rules are
-        rule = rule_without_request(rule, name, cost, value)
+        rule = yield from starting_flow(rule_without_request(rule, name, cost, value), name, {})
     units: Any = rule.cost if cost is None else validate_cost(cost, rule.name)
     return (Ask(rule, name, units, "" if value is None else value_digest(rule, value)),)
 

@@ -15,6 +15,7 @@ from django_quota.core.flow import Flow
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule, dotted_path
 from django_quota.engine.asks import Ask
+from django_quota.limiting.starts import starting_flow, starts_of
 from django_quota.subjects.addresses import ip_subject, is_from, is_from_exempt_network
 from django_quota.subjects.keys import subject_flow
 from django_quota.subjects.site_functions import call_flow, user_flow
@@ -35,8 +36,7 @@ def asked_flow(
 ) -> Flow[list[Ask]]:
     """Return the asks of a request under these rules, in their order; rules that do not apply are left out.
 
-    An exempt request asks for nothing; see `is_from_exempt_network`.
-    `counted`: what the request has asked about before; new places are added. A rule with a `match` counts once for a
+    A request from an exempt network asks for nothing. `counted`: what the request has asked about before; new places are added. A rule with a `match` counts once for a
     request and a subject, even if a decorator has the rule, too. `is_peek`: ask about one unit of each without calling
     `cost` functions, and leave out rules that read the body.
     """
@@ -67,7 +67,7 @@ def asked_flow(
         cost = 1 if is_peek else (yield from _cost_flow(rule, request))
         value = "" if is_peek or rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))
         if value is not None:
-            of_request = (yield from rates_flow(rule, request)) if rule.dynamic else rule
+            of_request = yield from _of_request_flow(rule, request, subject)
             found.append(Ask(of_request, subject, cost, value, rule.settles and not is_peek))
     return found
 
@@ -78,12 +78,20 @@ def asked_by_flow(rule: Rule, request: HttpRequest, cost: int | None, value: obj
     `cost` and `value`: None takes the rule's own.
     """
     subject = yield from subject_flow(rule.key, request)
-    if rule.dynamic:
-        rule = yield from rates_flow(rule, request)
+    rule = yield from _of_request_flow(rule, request, subject)
     units = (yield from _cost_flow(rule, request)) if cost is None else validate_cost(cost, rule.name)
     if rule.distinct is not None and value is None:
         return Ask(rule, subject, units, (yield from _value_flow(rule, request)))
     return Ask(rule, subject, units, value_digest(rule, value))
+
+
+def _of_request_flow(rule: Rule, request: HttpRequest, subject: str) -> Flow[Rule]:
+    """Return a rule with the rates and the periods that it has for a request and its subject."""
+    if rule.dynamic:
+        rule = yield from rates_flow(rule, request)
+    if rule.needs_start:
+        rule = yield from starting_flow(rule, subject, starts_of(request))
+    return rule
 
 
 def _of_body(rule: Rule, reading: Flow[str]) -> Flow[str | None]:

@@ -21,6 +21,7 @@ from django_quota.core import keys
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Outcome, Why
 from django_quota.core.errors import RateError, RuleError, StoreOutOfMemory, StoreUnavailable, nearest
+from django_quota.core.flow import run_sync
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.asks import Ask
@@ -42,6 +43,7 @@ from django_quota.limiting.known_rules import NamedRule, known_keys, known_rules
 from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.starts import KnownStarts, starting_flow
 from django_quota.operating.activity import highest, subjects_seen
 from django_quota.operating.health import is_full, refused_change
 from django_quota.subjects.keys import is_given_by
@@ -293,14 +295,23 @@ def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> N
     snapshot.tiers = last_tiers(rules.values(), snapshot.subject)
     plain: list[_Question] = []
     by_tier: list[list[_Question]] = []
+    starts = KnownStarts()
     for name, given in rules.items():
         if isinstance(given, str):
             snapshot.unread[name] = text_in_words(given)
         elif isinstance(given, Rule) and given.tiers:
             tiers = possible_tiers(given, snapshot.subject, snapshot.tiers).items()
-            by_tier.append([(name, tier, rule) for tier, rule in tiers if _is_readable(snapshot, rule, tier)])
-        elif isinstance(given, list) or _is_readable(snapshot, given):
+            by_tier.append(
+                [
+                    (name, tier, run_sync(starting_flow(rule, snapshot.subject, starts)))
+                    for tier, rule in tiers
+                    if _is_readable(snapshot, rule, tier)
+                ]
+            )
+        elif isinstance(given, list):
             plain.append((name, "", given))
+        elif _is_readable(snapshot, given):
+            plain.append((name, "", run_sync(starting_flow(given, snapshot.subject, starts))))
     for questions in batches(plain, by_tier):
         snapshot.limits += _peek_at(snapshot, questions)
     order = {name: number for number, name in enumerate(rules)}
@@ -412,6 +423,7 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
     table = OverrideTable([*snapshot.overrides, override])
     preview = OverridePreview([], is_unknown=not rules, unread=snapshot.unread)
     changed: list[_Question] = []
+    starts = KnownStarts()
     for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
         change = RuleChange(name, list(limits))
         preview.changes.append(change)
@@ -419,6 +431,7 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
         rule = given if isinstance(given, Rule) else None
         if rule is not None:
             rule = next(iter(possible_tiers(rule, subject, snapshot.tiers).values()), rule)
+            rule = run_sync(starting_flow(rule, subject, starts))
         found = table.find(name, subject, max(override.begins, snapshot.now))
         if found is None or found.pk != override.pk:
             change.problem = gettext("Nothing changes, since this rule has an override of its own.")
@@ -484,9 +497,9 @@ def longer_subjects(subject: str, other_names: Collection[str] = ()) -> Sequence
 
 
 def _refusal_of(subject: str) -> Outcome | None:
-    rules, keys = known_rules(), known_keys()
+    rules, keys, starts = known_rules(), known_keys(), KnownStarts()
     asked = [
-        Ask(rule, subject, 1)
+        Ask(run_sync(starting_flow(rule, subject, starts)), subject, 1)
         for name, parts in keys.items()
         if is_given_by(parts, subject) and isinstance(rule := rules[name], Rule) and rule.limits
     ]

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from operator import itemgetter
 
-from django_quota.core.algorithms import DISTINCT, Limit, is_outside
+from django_quota.core.algorithms import DISTINCT, Limit
 from django_quota.core.algorithms.distinct import MAX_VALUES
 from django_quota.core.errors import RuleError
 from django_quota.core.rules import Rule
@@ -103,7 +103,7 @@ def _refuses(limit: Limit, times: Sequence[int], cost: int) -> bool:
     """Return whether a limit refuses a hit of a subject."""
     algorithm, parameters, state = limit.algorithm, limit.timeless_parameters, None
     for time in times:
-        if parameters is None or (not algorithm.timeless and is_outside(parameters, time)):
+        if parameters is None or algorithm.is_outside(parameters, time):
             parameters = limit.parameters(time)
         if not algorithm.peek(state, parameters, cost, time).allowed:
             return True

@@ -1,4 +1,4 @@
-"""Calls, within a flow, of functions that a site writes: functions of the request, sync or async."""
+"""Calls, within a flow, of functions that a site writes: functions of the request or the subject, sync or async."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from django_quota.core.errors import ConfigurationError
 from django_quota.core.flow import Flow, IOCall
 
 
-def call_flow(function: Callable[..., Any], request: HttpRequest) -> Flow[Any]:
-    """Call a function of the request, sync or async, and return its result.
+def call_flow(function: Callable[..., Any], given: Any) -> Flow[Any]:
+    """Call a function of the request or the subject, sync or async, and return its result.
 
     Raises `ConfigurationError` for an async function where its result cannot be awaited.
     """
     try:
-        value = function(request)
+        value = function(given)
     except SynchronousOnlyOperation as error:  # it needs the database, which an event loop must ask in a thread
-        return (yield IOCall(partial(_raise, error), partial(sync_to_async(function), request)))
+        return (yield IOCall(partial(_raise, error), partial(sync_to_async(function), given)))
     if not inspect.isawaitable(value):
         return value
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from django_quota.core.algorithms.fixed_window import WindowCount
+from django_quota.core.algorithms.subscription import PeriodCount
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.engine.operations import DictStates, Operation, RedisOperation, text
 from django_quota.stores.base import Statement
@@ -226,7 +227,7 @@ def _in_texts(value: Any) -> Any:
     match value:
         case Mapping():
             return {name: str(each) for name, each in value.items()}
-        case Bucket() | WindowCount():
+        case Bucket() | WindowCount() | PeriodCount():
             return " ".join(map(str, value))
         case tuple():
             return {f"{total}:{cost}": str(expiry) for total, cost, expiry in value}

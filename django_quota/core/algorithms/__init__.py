@@ -12,11 +12,12 @@ from django_quota.core.algorithms.base import (
     Parameters,
     Verdict,
 )
-from django_quota.core.algorithms.calendar import Calendar, is_outside
+from django_quota.core.algorithms.calendar import Calendar
 from django_quota.core.algorithms.distinct import Distinct
 from django_quota.core.algorithms.fixed_window import FixedWindow
 from django_quota.core.algorithms.sliding_window import SlidingWindow
 from django_quota.core.algorithms.stock import STOCK
+from django_quota.core.algorithms.subscription import Subscription
 from django_quota.core.algorithms.token_bucket import LeakyBucket, TokenBucket
 
 __all__ = [
@@ -25,13 +26,13 @@ __all__ = [
     "NEVER",
     "REGISTRY",
     "STOCK",
+    "SUBSCRIPTION",
     "Algorithm",
     "AlgorithmName",
     "Limit",
     "Options",
     "Parameters",
     "Verdict",
-    "is_outside",
 ]
 
 AlgorithmName = Literal["sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket"]
@@ -46,5 +47,13 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
 DISTINCT = Distinct()
 """Decides rules with `distinct=`; not a value of `algorithm=`."""
 
-REGISTRY: dict[str, Algorithm[Any]] = {**ALGORITHMS, DISTINCT.name: DISTINCT, STOCK.name: STOCK}
+SUBSCRIPTION = Subscription()
+"""Decides the weeks, months and years of rules with `starts=`; people know it as `calendar`."""
+
+REGISTRY: dict[str, Algorithm[Any]] = {
+    **ALGORITHMS,
+    DISTINCT.name: DISTINCT,
+    "subscription": SUBSCRIPTION,
+    STOCK.name: STOCK,
+}
 """Every algorithm that the decision script knows, by its name."""

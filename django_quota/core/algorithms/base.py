@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from django_quota.core.clock import SECOND
@@ -25,7 +26,7 @@ MAX_USED = 10**15
 
 
 class Parameters(NamedTuple):
-    """One limit, encoded for both implementations; each algorithm says what `a`, `b` and `c` mean."""
+    """One limit, encoded for both implementations; each algorithm says what `a` to `d` mean."""
 
     capacity: int
     a: int
@@ -33,6 +34,7 @@ class Parameters(NamedTuple):
     c: int = 0
     value: str = ""
     """The digest of the hit's value, if the limit counts different values."""
+    d: int = 0
 
     def ever_admits(self, cost: int) -> bool:
         """Return whether a hit has room when nothing is used. A limit of 0 admits nothing, even at a cost of 0."""
@@ -59,13 +61,15 @@ class Options:
     """The options of the algorithms; None means the algorithm's default.
 
     `burst`: the capacity of a bucket, in hits. `precision`: slices of a sliding window. `tz`: an IANA time zone.
-    `count_refused`: refused hits count too, so a client that keeps trying stays out.
+    `count_refused`: refused hits count too, so a client that keeps trying stays out. `starts`: a day on which a period
+    of the subject begins.
     """
 
     burst: int | None = None
     precision: int | None = None
     tz: str | None = None
     count_refused: bool = False
+    starts: date | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,10 @@ class Algorithm(ABC, Generic[State]):
     def encode(self, p: Parameters) -> tuple[str, ...]:
         """Return a limit with these parameters as arguments of `engine/lua/decide.lua`."""
         return self.name, str(p.capacity), str(p.a), str(p.b)
+
+    def is_outside(self, p: Parameters, now: int) -> bool:
+        """Return whether these parameters do not hold at `now`; only those of a calendar change with the time."""
+        return False
 
     @abstractmethod
     def peek(self, state: State | None, p: Parameters, cost: int, now: int) -> Verdict:

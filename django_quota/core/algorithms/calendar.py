@@ -8,6 +8,7 @@ edges for that time.
 
 from __future__ import annotations
 
+from calendar import monthrange
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from functools import lru_cache
@@ -33,7 +34,7 @@ class Calendar(FixedWindow):
 
     name = "calendar"
     code = "cal"
-    takes = frozenset({"tz"})
+    takes = frozenset({"tz", "starts"})
     bound = "limit a period"
     timeless = False
 
@@ -62,7 +63,7 @@ class Calendar(FixedWindow):
 
     def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
         """Return the edges around `now`."""
-        return Parameters(rate.count, *edges(rate.unit, rate.multiple, options.tz, now))
+        return Parameters(rate.count, *edges(rate.unit, rate.multiple, options.tz, now, options.starts))
 
     def encode(self, p: Parameters) -> tuple[str, ...]:
         """Add the end of the next period."""
@@ -76,10 +77,9 @@ class Calendar(FixedWindow):
         """Return when the period that ends at `end` began."""
         return p.b if end > p.b else p.a
 
-
-def is_outside(p: Parameters, now: int) -> bool:
-    """Return whether `now` is in neither of the periods whose edges were sent."""
-    return not p.a <= now < p.c
+    def is_outside(self, p: Parameters, now: int) -> bool:
+        """Return whether `now` is in neither of the periods whose edges were sent."""
+        return not p.a <= now < p.c
 
 
 @lru_cache(maxsize=64)
@@ -99,14 +99,17 @@ def is_zone(name: str) -> bool:
     return True
 
 
-def edges(unit: str, multiple: int, tz: str | None, now: int) -> tuple[int, int, int]:
-    """Return where the period around `now` begins, where it ends, and where the next one ends (microseconds)."""
+def edges(unit: str, multiple: int, tz: str | None, now: int, starts: date | None = None) -> tuple[int, int, int]:
+    """Return where the period around `now` begins, where it ends, and where the next one ends (microseconds).
+
+    `starts`: a day on which one of the periods begins; only for weeks, months and years.
+    """
     zone = _zone(tz)
     period = UNITS[unit] * multiple
     if period <= UNITS["hour"]:
         offset = _offset(zone, now)
         return _short_edges(period, zone, offset, (now + offset) // period * period - offset)
-    return _wall_edges(unit, multiple, zone, now)
+    return _wall_edges(unit, multiple, zone, now, starts)
 
 
 @lru_cache(maxsize=256)
@@ -144,8 +147,9 @@ def _jump(zone: ZoneInfo, before: int, after: int) -> int:
     return high * SECOND
 
 
-def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, now: int) -> tuple[int, int, int]:
-    index, wall = _index(unit, multiple, datetime.fromtimestamp(now // SECOND, zone))
+def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, now: int, starts: date | None = None) -> tuple[int, int, int]:
+    local = datetime.fromtimestamp(now // SECOND, zone)
+    index, wall = _index(unit, multiple, local) if starts is None else _index_from(starts, unit, multiple, local)
 
     def edge(number: int) -> int:
         local = wall(number)
@@ -183,6 +187,23 @@ def _index(unit: str, multiple: int, local: datetime) -> tuple[int, Edge]:
         return local.year, lambda n: datetime(n, 1, 1)  # noqa: DTZ001 — edge() adds the zone
     months = (local.year * 12 + local.month - 1) // multiple
     return months, lambda n: datetime(n * multiple // 12, n * multiple % 12 + 1, 1)  # noqa: DTZ001
+
+
+def _index_from(starts: date, unit: str, multiple: int, local: datetime) -> tuple[int, Edge]:
+    """Return the same as `_index`, for periods of which one begins on the day `starts`.
+
+    The number may be one too high. A month without that day begins on its last day, and the next one on the day again.
+    """
+    if unit == "week":
+        first = (starts - _EPOCH).days
+        return ((local.date() - _EPOCH).days - first) // 7, lambda n: _midnight(first + n * 7)
+    step, base = multiple * (12 if unit == "year" else 1), starts.year * 12 + starts.month - 1
+
+    def wall(number: int) -> datetime:
+        year, month = divmod(base + number * step, 12)
+        return datetime(year, month + 1, min(starts.day, monthrange(year, month + 1)[1]))  # noqa: DTZ001
+
+    return (local.year * 12 + local.month - 1 - base) // step, wall
 
 
 def _midnight(days: int) -> datetime:

@@ -33,8 +33,9 @@ return {
   write = write,
   consume_until = consume_until,
 
-  peek = function(limit)
-    read(limit)
+  -- `is_read`: the caller has read the count and its end.
+  peek = function(limit, is_read)
+    if not is_read then read(limit) end
     local count, capacity, cost = limit.count, limit.capacity, limit.cost
     local remaining, reset = capacity - count, limit.stop - now
     local more = count > 0 and capacity > 0 and reset or NEVER

@@ -11,7 +11,8 @@
 --        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the lowest
 --            share of the limit, in thousandths, that emits "near" (0: never; negative: only if the hit is refused); how
 --            many limits
---          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
+--          for each limit: the algorithm, the capacity, a, b; for a calendar also c, and for a subscription c and d:
+--            whole numbers, see the algorithm
 --          then its options in any order, each a word with its arguments, and '' after the last:
 --            "counted" <n>: a refused hit consumes of its n-th limit too; "quiet": no events
 --            "shares" <share>,<share>: all shares that emit such an event, if there are several; they rise
@@ -121,6 +122,10 @@ while read < #ARGV do
     if algorithm.outside then
       read = read + 1
       limit.c = ARGV[read] + 0
+      if algorithm.has_last_edge then
+        read = read + 1
+        limit.d = ARGV[read] + 0
+      end
       is_outside = is_outside or algorithm.outside(limit)
     end
     hit[i] = limit

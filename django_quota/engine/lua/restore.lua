@@ -90,6 +90,11 @@ return {
     end,
   },
 
+  subscription = {
+    refund = function(limit) need('subscription').restore(limit, limit.cost, math.huge) end,
+    give_back = function(limit, units, moment) need('subscription').restore(limit, units, moment) end,
+  },
+
   token_bucket = {
     refund = function(limit)
       bucket.read(limit)

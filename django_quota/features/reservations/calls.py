@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from datetime import date
 from functools import partial
 from typing import Any, Self, Unpack
 
@@ -452,20 +453,29 @@ def _written(rule: Asked) -> dict[str, Any]:
     if rule.name in current().rules:
         configured = current().rule(rule.name)
         for tier, of_tier in {"": configured, **configured.tiers}.items():
-            if rule == of_tier:
-                return {"name": rule.name, "tier": tier}
+            if rule == (of_tier.starting(rule.starts) if of_tier.needs_start else of_tier):
+                return {"name": rule.name, "tier": tier, **_written_start(rule)}
     options = {option: getattr(rule, option) for option in _OPTIONS if getattr(rule, option) != getattr(Rule, option)}
-    return {"name": rule.name, "rates": [str(rate) for rate in rule.rates], **options}
+    return {"name": rule.name, "rates": [str(rate) for rate in rule.rates], **options, **_written_start(rule)}
+
+
+def _written_start(rule: Rule) -> dict[str, str]:
+    """Return the day on which the periods of the subject began when the hit was counted."""
+    return {} if rule.starts is None else {"starts": rule.starts.isoformat()}
 
 
 def _rule_of(written: dict[str, Any], subject: str, cost: int) -> Asked:
     """Return the rule that `_written` wrote; a configured one as it is now. Raises `RuleError` if that is gone."""
     if "counter" in written:
         return Take(written["counter"], written["group"], written["ttl"], written["lease"])
-    if "rates" in written:
-        options = dict(written)
-        return Rule.make(options.pop("name"), *options.pop("rates"), **options)
-    rule = current().rule(written["name"])
+    options = dict(written)
+    name, start = options.pop("name"), options.pop("starts", None)
+    day = None if start is None else date.fromisoformat(start)
+    if "rates" in options:
+        return Rule.make(name, *options.pop("rates"), starts=day, **options)
+    rule = current().rule(name)
     if rule.tiers and written["tier"]:
-        return rule_of_tier(rule, written["tier"])
-    return rule_without_request(rule, subject, cost, None)
+        rule = rule_of_tier(rule, written["tier"])
+    else:
+        rule = rule_without_request(rule, subject, cost, None)
+    return rule.starting(day) if rule.needs_start else rule

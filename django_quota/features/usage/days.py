@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from zoneinfo import ZoneInfo
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -18,15 +19,19 @@ from django.db import DatabaseError, router
 
 from django_quota.conf import current
 from django_quota.core import clock
-from django_quota.core.clock import DAY, frozen_now
+from django_quota.core.algorithms import Limit
+from django_quota.core.clock import DAY, SECOND, frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota.core.flow import run_sync
 from django_quota.core.keys import escape, is_digest, key_of, named, part_base, pattern, read
 from django_quota.core.rules import Rule
 from django_quota.engine.events import DAY_TTL
 from django_quota.engine.operations import text
 from django_quota.features.usage.operations import TOKEN_FIELD, ReadDays
+from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.starts import KnownStarts, starting_flow
 from django_quota.stores.base import Store
 from django_quota.stores.patience import AskedAgain, asked_once
 from django_quota.stores.scanning import batched, scan
@@ -159,11 +164,15 @@ def row_part(name: str, escaped: Callable[[str], str] = escape) -> str:
 # --- the counts of one subject ----------------------------------------------------------------------------------------
 
 
-def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = "day") -> dict[date, dict[str, Count]]:
+def usage(
+    subject: Any, since: date, until: date, by: Literal["day", "month", "period"] = "day"
+) -> dict[date, dict[str, Count]]:
     """Return what a subject has used from the day `since` until the day before `until`: for a bill.
 
     The result has, for each day (or month, by its first day), the rules with `allowed`, `refused` and `units`, the cost
-    of the allowed checks. It includes what a roll-up has not moved yet. Each check counts once, even while a roll-up
+    of the allowed checks. With `by="period"`, it has the whole periods that begin on these days, by their first day: of
+    several rates of a rule, the longest of the calendar counts, as it is for the subject now; a rule without one is
+    reported by day. It includes what a roll-up has not moved yet. Each check counts once, even while a roll-up
     runs or after one was killed. Days are in the zone `QUOTA["TIME_ZONE"]`.
 
     `subject`: a string such as `"org:7"`, or a user. Raises `RuleError` for a wrong argument, `StoreUnavailable`, and
@@ -175,22 +184,26 @@ def usage(subject: Any, since: date, until: date, by: Literal["day", "month"] = 
             raise RuleError(f"{name}={day!r} is not a date.", f"Use, for example, {name}=date(2026, 11, 1).")
     if until <= since:
         raise RuleError(f"until={until!r} is not after since={since!r}.", "The day `until` is not part of the usage.")
-    if by not in ("day", "month"):
-        raise RuleError(f"by={by!r} is neither 'day' nor 'month'.")
+    if by not in ("day", "month", "period"):
+        raise RuleError(f"by={by!r} is not 'day', 'month' or 'period'.")
     recent = recent_days(subject)
-    days = [day for day in recent if since <= day.day < until]
-    rows = _rows(recent[0].subject, since, until)
+    last = until + LONGEST_PERIOD if by == "period" else until
+    days = [day for day in recent if since <= day.day < last]
+    rows = _rows(recent[0].subject, since, last)
     while True:
         found = waiting(days) if days else []
-        again = _rows(recent[0].subject, since, until)
+        again = _rows(recent[0].subject, since, last)
         if rows == again:
             break
         rows = again  # a roll-up moved counts between the two reads
-    return _summed(rows, found, by)
+    if by == "period":
+        summed = _summed(rows, found, _FirstDays(recent[0].subject).of)
+        return {first: rules for first, rules in summed.items() if since <= first < until}
+    return _summed(rows, found, _first_of_month if by == "month" else _same_day)
 
 
 async def ausage(
-    subject: Any, since: date, until: date, by: Literal["day", "month"] = "day"
+    subject: Any, since: date, until: date, by: Literal["day", "month", "period"] = "day"
 ) -> dict[date, dict[str, Count]]:
     """Return what a subject has used, without blocking the event loop; see `usage`."""
     return await sync_to_async(usage)(subject, since, until, by)
@@ -205,8 +218,50 @@ def _counted(rows: Iterable[DailyCounter]) -> dict[RowKey, tuple[Count, int]]:
     return {RowKey.of(row): (Count(row.allowed, row.refused, row.units), row.token) for row in rows}
 
 
+LONGEST_PERIOD = timedelta(days=366)
+
+
+def _same_day(place: RowKey) -> date:
+    return place.day
+
+
+def _first_of_month(place: RowKey) -> date:
+    return place.day.replace(day=1)
+
+
+class _FirstDays:
+    """The first days of the periods of a subject."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._limits: dict[str, Limit | None] = {}
+        self._starts = KnownStarts()
+
+    def of(self, place: RowKey) -> date:
+        """Return the first day of the period of a rule that has a day; the day itself if the rule has no period."""
+        if place.rule not in self._limits:
+            self._limits[place.rule] = self._limit_of(place.rule)
+        limit = self._limits[place.rule]
+        if limit is None:
+            return place.day
+        zone = ZoneInfo(limit.options.tz or "UTC")
+        noon = int(datetime.combine(place.day, time(12), zone).timestamp()) * SECOND
+        return datetime.fromtimestamp(limit.parameters(noon).a // SECOND, zone).date()
+
+    def _limit_of(self, name: str) -> Limit | None:
+        """Return the limit of a rule with the longest period of the calendar; None if it has none."""
+        rule = known_rules().get(name)
+        if not isinstance(rule, Rule):
+            return None
+        rules = [run_sync(starting_flow(each, self._subject, self._starts)) for each in rule.tiers.values() or [rule]]
+        limits = [limit for each in rules for limit in each.limits if not limit.algorithm.timeless]
+        return max(limits, key=lambda limit: limit.rate.period, default=None)
+
+
 def _summed(
-    rows: Mapping[RowKey, tuple[Count, int]], found: Iterable[DayCounts], by: str = "day"
+    rows: Mapping[RowKey, tuple[Count, int]],
+    found: Iterable[DayCounts],
+    first_day: Callable[[RowKey], date] = _same_day,
 ) -> dict[date, dict[str, Count]]:
     """Return the sum of the rows and the store's counts, without counts set aside that the rows already have."""
     counts = {place: count for place, (count, _) in rows.items()}
@@ -216,7 +271,7 @@ def _summed(
                 counts[place] = total([counts.get(place, Count()), count])
     summed: dict[date, dict[str, Count]] = {}
     for place, count in sorted(counts.items()):
-        rules = summed.setdefault(place.day.replace(day=1) if by == "month" else place.day, {})
+        rules = summed.setdefault(first_day(place), {})
         rules[place.rule] = total([rules.get(place.rule, Count()), count])
     return summed
 

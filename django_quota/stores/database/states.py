@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, NoReturn
 
 from django_quota.core.algorithms.fixed_window import WindowCount
 from django_quota.core.algorithms.sliding_window import WindowEntry
+from django_quota.core.algorithms.subscription import PeriodCount
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.errors import StoreDataError
 from django_quota.stores.base import Draft
@@ -82,10 +83,8 @@ def dumps(value: object) -> str:
     if isinstance(value, Mapping):
         if all(type(name) is str and type(each) in (int, str) for name, each in value.items()):
             return _encode(value)
-    elif kind is WindowCount:
-        return _encode(["window", *value])  # type: ignore[misc]
-    elif kind is Bucket:
-        return _encode(["bucket", *value])  # type: ignore[misc]
+    elif kind in _NAMES:
+        return _encode([_NAMES[kind], *value])  # type: ignore[misc]
     elif isinstance(value, frozenset) and all(type(each) is str for each in value):
         return _encode(["set", *sorted(value)])
     raise TypeError(f"no specification keeps {kind.__name__}")
@@ -107,7 +106,8 @@ def _numbers_of(entries: Any) -> list[int]:
     return numbers
 
 
-_PAIRS: Mapping[str, Callable[[int, int], Any]] = {"window": WindowCount, "bucket": Bucket}
+_TUPLES: Mapping[str, type[NamedTuple]] = {"window": WindowCount, "bucket": Bucket, "period": PeriodCount}
+_NAMES = {kind: name for name, kind in _TUPLES.items()}
 
 
 def loads(text: str) -> Any:
@@ -122,8 +122,8 @@ def loads(text: str) -> Any:
         if name == "set" and all(type(part) is str for part in parts):
             return frozenset(parts)
         if all(type(part) is int for part in parts):
-            if name in _PAIRS and len(parts) == 2:  # noqa: PLR2004
-                return _PAIRS[name](*parts)
+            if name in _TUPLES and len(parts) == len(_TUPLES[name]._fields):
+                return _TUPLES[name](*parts)
             if name == "entries" and len(parts) % 3 == 0:
                 return tuple(map(WindowEntry, accumulate(parts[::3]), parts[1::3], accumulate(parts[2::3])))
     raise ValueError("it is not a value that we write")
