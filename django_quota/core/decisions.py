@@ -5,6 +5,7 @@ The times here are seconds as floats, as HTTP and people read them; the store co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -35,8 +36,8 @@ class Outcome(NamedTuple):
     """Units that the hit takes of the limit."""
     allowed: bool
     """Whether this limit had room for it."""
-    remaining: int
-    """Units that are left, after this hit if it was counted."""
+    remaining: int | None
+    """Units that are left, after this hit if it was counted; None under a tier without a limit, which only counts."""
     retry_after: float | None
     """Seconds until the same hit would be allowed: 0.0 if it was, None if waiting does not help."""
     reset_after: float
@@ -52,7 +53,10 @@ class Outcome(NamedTuple):
     why: Why = ""
     """What replaces the rate: `"override"` (another rate), `"exempt"`, `"blocked"` or `"banned"`; else empty."""
     over: int = 0
-    """Units that count above the limit: taken by `force=True`, settled past it, or counted under a higher rate."""
+    """Units that count above the limit: taken by `force=True`, settled past it, or counted under a higher rate.
+
+    Under a tier without a limit: all that count.
+    """
 
     @property
     def rule(self) -> str:
@@ -65,17 +69,19 @@ class Outcome(NamedTuple):
         return self.of.rate
 
     @property
-    def limit(self) -> int:
+    def limit(self) -> int | None:
         """The count of the rate, or the burst of a bucket: the units that are left when nothing is used.
 
-        Of a counter: what it holds.
+        Of a counter: what it holds. None under a tier without a limit.
         """
-        return self.of.capacity
+        return None if self.remaining is None else self.of.capacity
 
     @property
     def used(self) -> int:
         """Units that count now, even above the limit; 0 if an override blocks or exempts, since no store is asked."""
-        return 0 if self.why == "blocked" else self.limit - self.remaining + self.over
+        if self.remaining is None:
+            return self.over
+        return 0 if self.why == "blocked" else self.of.capacity - self.remaining + self.over
 
     @property
     def window(self) -> int | None:
@@ -138,6 +144,8 @@ class Decision:
     def of(cls, outcomes: Outcomes, *, degraded: bool = False) -> Decision:
         """Make the decision from its outcomes, at least one."""
         binding = _strictest(outcomes)
+        if binding.remaining is None:
+            return cls(True, False, degraded, outcomes)
         allowed = binding.allowed or binding.shadow
         return cls(allowed, not allowed and binding.enforced, degraded, outcomes)
 
@@ -167,7 +175,8 @@ class Decision:
     def binding(self) -> Outcome | None:
         """Return the outcome of the binding limit; None if no limit binds."""
         if self._bound is None:
-            return _strictest(self.outcomes) if self.outcomes else None
+            binding = _strictest(self.outcomes) if self.outcomes else None
+            return None if binding is None or binding.remaining is None else binding
         return self._bound if isinstance(self._bound, Outcome) else None
 
     @property
@@ -187,7 +196,9 @@ class Decision:
 
     @property
     def _names(self) -> tuple[str, str]:
-        return ("", "") if self._bound is None or isinstance(self._bound, Outcome) else self._bound
+        if isinstance(self._bound, tuple) and not isinstance(self._bound, Outcome):
+            return self._bound
+        return (self.outcomes[0].rule, self.outcomes[0].subject) if self.outcomes else ("", "")
 
     @property
     def _read(self) -> tuple[Any, ...]:
@@ -337,10 +348,12 @@ def _refusal(outcome: Outcome) -> str:
         return f"Rule {rule} refuses {subject}, {state}{wait or '; waiting does not help'}."
     if isinstance(outcome.of, Concurrency):
         whose = "" if subject == "global" else f" of {subject}"
-        held = f"Lock {rule}{whose} is" if outcome.limit == 1 else f"All {outcome.limit:,} slots {rule}{whose} are"
+        held = (
+            f"Lock {rule}{whose} is" if outcome.limit == 1 else f"All {outcome.of.capacity:,} slots {rule}{whose} are"
+        )
         return f"{held} held{wait}."
     if isinstance(outcome.of, Held):
-        left = f"{outcome.over:,} are owed" if outcome.over else f"{outcome.remaining:,} are left"
+        left = f"{outcome.over:,} are owed" if outcome.over else f"{outcome.remaining or 0:,} are left"
         return f"This hit needs {outcome.cost:,} of counter {rule} of {subject}; {left}."
     return _refusal_of_rate(outcome, outcome.of, wait)
 
@@ -352,9 +365,9 @@ def _refusal_of_rate(outcome: Outcome, limit: Limit, wait: str) -> str:
     if limit.algorithm_name == "distinct":
         rate = rate.replace(" per ", " different values per ", 1)
     if limit.share < 1:
-        rate += f", of which these requests may fill {outcome.limit:,},"
+        rate += f", of which these requests may fill {outcome.of.capacity:,},"
     elif limit.options.burst is not None:
-        rate += f", at most {outcome.limit:,} at once,"
+        rate += f", at most {outcome.of.capacity:,} at once,"
     if not wait:
         return (
             f"A cost of {cost} is more than rule {rule} ({rate.rstrip(',')}) ever admits for {outcome.subject}; "
@@ -362,7 +375,7 @@ def _refusal_of_rate(outcome: Outcome, limit: Limit, wait: str) -> str:
         )
     if outcome.cost <= 1:
         return f"Rule {rule} admits {rate} for {outcome.subject}{wait}."
-    left = f"{outcome.remaining:,} of {outcome.limit:,} are left"
+    left = f"{outcome.remaining or 0:,} of {outcome.of.capacity:,} are left"
     ends = _end_of_period(limit, outcome.reset_after) or wait
     return f"Rule {rule} admits {rate} for {outcome.subject}. This hit needs {cost}; {left}{ends}."
 
@@ -393,4 +406,6 @@ def _strictness(outcome: Outcome) -> tuple[bool, bool, float, float]:
     if not outcome.allowed and not outcome.shadow:
         wait = float("inf") if outcome.retry_after is None else outcome.retry_after
         return (False, not outcome.enforced, -wait, 0.0)
+    if outcome.remaining is None:  # it only counts
+        return (True, True, math.inf, 0.0)
     return (True, outcome.shadow, outcome.remaining / max(outcome.cost, 1), -outcome.reset_after)

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from inspect import signature
 from typing import Any, Literal, TypedDict, TypeGuard, cast, get_args
 
-from django_quota.core.algorithms import ALGORITHMS, DISTINCT, SUBSCRIPTION, AlgorithmName, Limit, Options
+from django_quota.core.algorithms import ALGORITHMS, DISTINCT, SUBSCRIPTION, Algorithm, AlgorithmName, Limit, Options
 from django_quota.core.algorithms.subscription import FIRST_DAY, UNITS_WITH_START, same_periods
 from django_quota.core.caching import cached
 from django_quota.core.clock import SECOND
@@ -292,6 +292,8 @@ class Rule:
     """A function of the response that says whether the request counts. If not, its cost is given back."""
     of_tier: str = field(default="", repr=False)
     """The tier that these rates are for, where a function of the request says who is in it; otherwise empty."""
+    counts_as: tuple[Rate, ...] = field(default=(), repr=False)
+    """Of a tier without a limit: the rates of the other tiers, under which it counts."""
 
     def __post_init__(self) -> None:
         _read_options(self)
@@ -307,7 +309,17 @@ class Rule:
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
         """One limit for each rate; empty if the rule is `dynamic`."""
-        return () if self.dynamic else _limits(self)
+        return () if self.dynamic else _limits(self, self.rates)
+
+    @cached_property
+    def counting(self) -> tuple[Limit, ...]:
+        """Limits that only count, so that what is used under a tier without a limit counts in the other tiers, too.
+
+        A bucket has none, since it refills, and neither has a limit of different values, which would grow without end.
+        """
+        if self.rates or self.distinct is not None or not ALGORITHMS[self.algorithm].counts_units:
+            return ()
+        return _limits(self, self.counts_as)
 
     @cached_property
     def tiers(self) -> Mapping[str, Rule]:
@@ -317,9 +329,22 @@ class Rule:
         tiers = self.rates[0] if self.rates else None
         if not isinstance(tiers, Tiers):
             return {}
+        every = [rate for _, rates in tiers.rates for rate in rates]
+        counting = {_state_of(self, rate): replace(rate, count=UNCOUNTABLE) for rate in every}
+        unlimited: dict[str, Any] = {
+            "counts_as": tuple(counting.values()),
+            "ban": None,
+            "warn_at": None,
+            "count_refused": False,
+        }
         return {
             name: replace(
-                self, rates=rates, tier=None, of_tier=name if self.tier else "", starts=_starts_for(self, rates)
+                self,
+                rates=rates,
+                tier=None,
+                of_tier=name if self.tier else "",
+                starts=_starts_for(self, rates or every),
+                **({} if rates else unlimited),
             )
             for name, rates in tiers.rates
         }
@@ -327,7 +352,7 @@ class Rule:
     @cached_property
     def needs_start(self) -> bool:
         """Whether the periods of its limits are only known by a subject; `starting` returns the rule that has them."""
-        return callable(self.starts) and any(limit.algorithm is SUBSCRIPTION for limit in self.limits)
+        return callable(self.starts) and any(limit.algorithm is SUBSCRIPTION for limit in self.limits or self.counting)
 
     @cached_property
     def _by_start(self) -> dict[date, Rule]:
@@ -795,18 +820,27 @@ def _check_tiers(rule: Rule) -> None:
         check_default_tiers(dict(tiers.rates), "rate", f"{_TIERS_EXAMPLE} None means unlimited.")
 
 
-def _limits(rule: Rule) -> tuple[Limit, ...]:
-    algorithm = ALGORITHMS[rule.algorithm] if rule.distinct is None else DISTINCT
+UNCOUNTABLE = 10**15
+"""The count of a limit that only counts: no state reaches it."""
+
+
+def _algorithm_of(rule: Rule, rate: Rate) -> tuple[Algorithm[Any], Options]:
+    """Return the algorithm of a rate, and its options: of a period that `starts` begins, those of a subscription."""
     options = Options(rule.burst, rule.precision, rule.tz, rule.count_refused)
-    started = None
-    if rule.starts is not None:
-        started = replace(options, starts=FIRST_DAY if callable(rule.starts) else rule.starts)
+    if rule.starts is not None and rate.unit in UNITS_WITH_START:
+        return SUBSCRIPTION, replace(options, starts=FIRST_DAY if callable(rule.starts) else rule.starts)
+    return ALGORITHMS[rule.algorithm] if rule.distinct is None else DISTINCT, options
+
+
+def _state_of(rule: Rule, rate: Rate) -> str:
+    algorithm, options = _algorithm_of(rule, rate)
+    return algorithm.state_id(rate, options)
+
+
+def _limits(rule: Rule, rates: Iterable[object]) -> tuple[Limit, ...]:
     limits: dict[str, Limit] = {}
-    for rate in cast("tuple[Rate, ...]", rule.rates):
-        its_algorithm, its_options = algorithm, options
-        if started is not None and rate.unit in UNITS_WITH_START:
-            its_algorithm, its_options = SUBSCRIPTION, started
-        limit = Limit.of(rule.name, rate, its_algorithm, its_options, 1.0 if rule.share is None else rule.share)
+    for rate in cast("Iterable[Rate]", rates):
+        limit = Limit.of(rule.name, rate, *_algorithm_of(rule, rate), 1.0 if rule.share is None else rule.share)
         if limit.state_id in limits:
             both = f"{limits[limit.state_id].rate}; {rate}"
             problem = Translatable("both rates have the same window")

@@ -41,6 +41,7 @@ class Take:
     on_unavailable: ClassVar[Literal["deny"]] = "deny"
     of_tier: ClassVar[str] = ""
     warn_shares: ClassVar[tuple[int, ...]] = ()
+    counting: ClassVar[tuple[StockLimit, ...]] = ()
     lowest_warn_share: ClassVar[str] = "0"
     is_quiet: ClassVar[bool] = True
 

@@ -253,9 +253,12 @@ def _outcome(
     rule = hit.compiled.rule
     # A hit that costs nothing may be admitted before anything is left.
     next_after = more if allowed or wait == NEVER else min(more, wait)
+    left: int | None
     left, over = (remaining, 0) if remaining >= 0 else (0, -remaining)
+    if hit.compiled.is_unlimited and isinstance(limit, Limit):
+        left, over = None, limit.capacity - remaining
     return Outcome(
-        limit if isinstance(limit, Limit) else Held(limit.rule, left),  # a counter is shown by what it holds
+        limit if isinstance(limit, Limit) else Held(limit.rule, left or 0),  # a counter is shown by what it holds
         hit.subject,
         hit.cost,
         allowed,

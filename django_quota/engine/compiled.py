@@ -77,8 +77,10 @@ class CompiledRule:
         self.field = field_of(rule.name)
         """The rule's name, escaped for fields of hashes."""
         end = "" if subject is None else f":{field_of(subject)}"
-        limits = {state_part(limit) + end: limit for each in rules for limit in each.limits}
+        limits = {state_part(limit) + end: limit for each in rules for limit in each.limits or each.counting}
         self.limits = tuple([CompiledLimit.of(key, limit, 0) for key, limit in limits.items()])
+        self.is_unlimited = not any(each.limits for each in rules)
+        """Whether its limits only count; see `Rule.counting`."""
         self.is_timeless = all(limit.timeless_parameters is not None for limit in limits.values())
         """Whether its limits are the same at any time: none is a calendar's."""
         self.decides_alone = rule.shadow or not rule.block

@@ -74,7 +74,7 @@ class Resolved(NamedTuple):
     asked: Sequence[Ask]
     """What was asked, before overrides changed it."""
     for_store: Sequence[Ask]
-    """The asks that overrides leave to the store, with the rules that hold now; those without a limit have no hit."""
+    """The asks that overrides leave to the store, with the rules that hold now; some rules count nothing there."""
     now: int
     """The moment of the overrides, in microseconds."""
     by_override: Sequence[ByOverride] = ()
@@ -193,7 +193,7 @@ def resolve(
 
 
 def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Place] = frozenset()) -> tuple[Hit, ...]:
-    """Return the hits of asks at a moment (microseconds): one for each place. Rules without a limit have none.
+    """Return the hits of asks at a moment (microseconds): one for each place. Rules that count nothing have none.
 
     Raises `RuleError` if rules of one name differ in more than their rates.
     """
@@ -201,7 +201,7 @@ def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Plac
     if len(asks) != 1 or not asks[0].rule.limits:
         by_place: dict[tuple[str, str], list[Ask]] = {}
         for ask in asks:
-            if ask.rule.limits:
+            if ask.rule.limits or ask.rule.counting:
                 by_place.setdefault((ask.rule.name, ask.subject), []).append(ask)
         grouped = by_place.values()
     groups, hits = 0, []

@@ -73,7 +73,7 @@ def set_headers(response: HttpResponseBase, decision: Decision, *, is_cached: bo
     settings = current()
     if not (settings.headers or settings.legacy_headers) or (is_cached and _is_stored(response)):
         return  # before the outcomes are read, which costs time
-    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
+    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow and outcome.remaining is not None]
     if not outcomes or _is_public(response):
         return
     headers, own = response.headers, getattr(response, OWN_HEADERS, ())
@@ -129,7 +129,7 @@ def _policy(name: str, limit: AnyLimit) -> str:
 
 
 def _state(name: str, outcome: Outcome) -> str:
-    remaining, wait = outcome.remaining, outcome.next_after
+    remaining, wait = outcome.remaining or 0, outcome.next_after
     if remaining < 0 or (not outcome.allowed and outcome.is_shut_out):
         remaining = 0
     elif remaining > _MAX_INTEGER:

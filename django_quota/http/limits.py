@@ -49,7 +49,8 @@ def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Dec
     """Return all limits that apply to a request or a subject; take nothing.
 
     The `outcomes` of the Decision have one entry for each limit: its rule, rate, how much is used and left, until when,
-    and whether it admits one more unit. No `cost` function is called. At most 1,000 rules are read.
+    and whether it admits one more unit. Under a tier without a limit, `limit` and `remaining` are None. No `cost`
+    function is called. At most 1,000 rules are read.
 
     Of a request: the configured rules that match it and those on its view, if their `methods`, `skip` and `exempt`
     let them apply. Rules that read the body are left out.
@@ -111,7 +112,7 @@ def _asked_of_flow(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]
         of_default = rule if rule.tier else rule.tiers.get(default, rule)
         of_tier = rule.tiers.get(tiers.get(rule.name, ""), of_default)
         found.append(Ask((yield from starting_flow(of_tier, subject, known)), subject, 1))
-    return [ask for ask in found if ask.rule.limits]
+    return [ask for ask in found if ask.rule.limits or ask.rule.counting]
 
 
 def peek_flow(asked: Iterable[Ask]) -> Flow[Decision]:
@@ -193,7 +194,7 @@ def _as_json(outcome: Outcome) -> dict[str, object]:
     until = until_of(outcome)
     return {
         "rule": outcome.rule,
-        "rate": str(outcome.rate),
+        "rate": None if outcome.remaining is None else str(outcome.rate),
         "limit": outcome.limit,
         "used": outcome.used,
         "remaining": outcome.remaining,
@@ -222,12 +223,12 @@ def _calendar(outcome: Outcome) -> Limit | None:
 
 def limit_in_words(outcome: Outcome) -> str:
     """Return how much of a limit is left, and until when: `"9,995 of 10,000 left until 1 December"`."""
-    if outcome.why == "exempt":
+    if outcome.why == "exempt" or outcome.remaining is None:
         return _("unlimited")
     if outcome.limit == 0 and not outcome.is_shut_out:
         return _("closed")
     until = until_of(outcome)
-    numbers = [number_format(number, force_grouping=True) for number in (outcome.remaining, outcome.limit)]
+    numbers = [number_format(number, force_grouping=True) for number in (outcome.remaining, outcome.of.capacity)]
     words = {"left": numbers[0], "limit": numbers[1], "until": until and _moment_in_words(outcome, until)}
     if outcome.is_shut_out:
         return _("blocked until %(until)s") % words if until else _("blocked")

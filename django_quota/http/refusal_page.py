@@ -168,7 +168,7 @@ def _moment_in(seconds: int) -> datetime:
 
 
 def _is_shown(outcome: Outcome) -> bool:
-    refuses = not outcome.allowed and not outcome.shadow and outcome.limit > 0
+    refuses = not outcome.allowed and not outcome.shadow and outcome.of.capacity > 0
     return refuses and outcome.why not in ("banned", "blocked") and not isinstance(outcome.of, Held)
 
 
@@ -176,9 +176,9 @@ def _shown(outcome: Outcome) -> LimitShown:
     wait = outcome.retry_after
     return {
         "rate": rate_in_words(outcome.rate),
-        "limit": outcome.limit,
-        "remaining": outcome.remaining,
-        "used": outcome.limit - outcome.remaining,
+        "limit": outcome.of.capacity,
+        "remaining": outcome.remaining or 0,
+        "used": outcome.of.capacity - (outcome.remaining or 0),
         "cost": outcome.cost,
         "wait": "" if wait is None else wait_in_words(max(1, math.ceil(wait))),
     }

@@ -139,7 +139,7 @@ def _answer(accepted: str, shown: Shown) -> tuple[bytes, dict[str, str]]:
     detail, wait = message(decision), whole_wait(decision)
     body = f"{detail}\n"
     if not is_text:
-        left = [outcome for outcome in shown.outcomes if not outcome.shadow]
+        left = [outcome for outcome in shown.outcomes if not outcome.shadow and outcome.remaining is not None]
         names, _ = policies(tuple([outcome.of for outcome in left]))
         violated = [name for name, outcome in zip(names, left, strict=True) if not outcome.allowed]
         body = _problem(shown.status, decision, detail, violated, wait)

@@ -145,7 +145,7 @@ def _needs_captcha(decision: Decision) -> bool:
 
 def _limit_sentences(binding: Outcome) -> Iterator[str]:
     """Yield the sentences that say what the limit is, and why this request exceeds it."""
-    numbers = {"cost": binding.cost, "left": binding.remaining, "most": binding.limit}
+    numbers = {"cost": binding.cost, "left": binding.remaining or 0, "most": binding.of.capacity}
     words = {name: number_format(number, use_l10n=True, force_grouping=True) for name, number in numbers.items()}
     words["rate"] = rate_in_words(binding.rate)
     of = binding.of

@@ -36,9 +36,9 @@ def asked_flow(
 ) -> Flow[list[Ask]]:
     """Return the asks of a request under these rules, in their order; rules that do not apply are left out.
 
-    A request from an exempt network asks for nothing. `counted`: what the request has asked about before; new places are added. A rule with a `match` counts once for a
-    request and a subject, even if a decorator has the rule, too. `is_peek`: ask about one unit of each without calling
-    `cost` functions, and leave out rules that read the body.
+    A request from an exempt network asks for nothing. `counted`: what the request has asked about before; new places
+    are added. A rule with a `match` counts once for a request and a subject, even if a decorator has the rule, too.
+    `is_peek`: ask about one unit of each without calling `cost` functions, and leave out rules that read the body.
     """
     found: list[Ask] = []
     if is_from_exempt_network(request):

@@ -89,7 +89,7 @@ def _later(outcome: Outcome, cost: int, spent: int, seconds: float) -> Outcome:
     is_window = isinstance(getattr(outcome.of, "algorithm", None), FixedWindow)
     return outcome._replace(
         cost=cost,
-        remaining=max(0, outcome.remaining - spent),
+        remaining=max(0, (outcome.remaining or 0) - spent),
         reset_after=max(0.0, outcome.reset_after - seconds) if is_window else outcome.reset_after,
         next_after=None if outcome.next_after is None else max(0.0, outcome.next_after - seconds),
     )

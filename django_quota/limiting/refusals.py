@@ -82,8 +82,8 @@ class Refusal(NamedTuple):
         refusing = [outcome for outcome in self.outcomes if not outcome.allowed]
         longest = max(refusing, key=lambda each: float("inf") if each.retry_after is None else each.retry_after)
         until = 0 if longest.retry_after is None else self.decided_at + int(longest.retry_after * SECOND)
-        left, cost = longest.remaining, self.hit.cost
-        return EventRecord("refused", self.hit.field, self.subject, until, 0, longest.limit, left, cost=cost)
+        left, cost = longest.remaining or 0, self.hit.cost
+        return EventRecord("refused", self.hit.field, self.subject, until, 0, longest.of.capacity, left, cost=cost)
 
 
 def _outcomes_at(refusals: Sequence[Refusal], now: int) -> tuple[Outcome, ...]:

@@ -24,9 +24,9 @@ def quota_limits(context: Any) -> dict[str, Any]:
 def _shown(outcome: Outcome) -> dict[str, Any]:
     return {
         "rule": outcome.rule,
-        "rate": rate_in_words(outcome.rate),
+        "rate": "" if outcome.remaining is None else rate_in_words(outcome.rate),
         "left": limit_in_words(outcome),
-        "remaining": 0 if outcome.is_shut_out else outcome.remaining,
+        "remaining": 0 if outcome.is_shut_out else 1 if outcome.remaining is None else outcome.remaining,
         "limit": outcome.limit or 1,
     }
 

@@ -11,7 +11,7 @@ from django.template import engines
 from django.test import RequestFactory
 from django.urls import include, path
 
-from django_quota import Subject, check
+from django_quota import Subject, check, limits_of
 from django_quota.http.limits import _log_left_out, limits_view
 from django_quota.testing import freeze
 from tests.support.outages import no_answer
@@ -74,6 +74,31 @@ def test_the_page_has_the_limits_about_the_caller_wherever_they_match(client: An
     assert others[0]["until"] is None
     with no_answer():
         assert limits_view(request_of_ann()).status_code == 503
+
+
+@pytest.fixture
+def unlimited(either_store: None, rules: None, settings: Any) -> None:
+    """Ann's plan has no limit, and she has used 500 units."""
+    rate = {"anonymous": "9/month", "authenticated": None}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"plan": {"rate": rate, "algorithm": "calendar", "key": "user"}}}
+    check("plan", User(pk=7), 500)
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_the_page_has_a_plan_without_a_limit() -> None:
+    (plan,) = json.loads(limits_view(request_of_ann()).content)["limits"]
+
+    assert [plan[name] for name in ("rule", "rate", "limit", "used", "remaining")] == ["plan", None, None, 500, None]
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_the_tag_says_that_a_plan_without_a_limit_is_unlimited() -> None:
+    assert shown() == {"plan": "unlimited"}
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_limits_of_a_subject_have_a_plan_without_a_limit() -> None:
+    assert [(each.limit, each.used) for each in limits_of("user:7").outcomes] == [(None, 500)]
 
 
 def test_the_page_answers_guests_where_each_page_needs_a_login(client: Any, settings: Any) -> None:

@@ -78,8 +78,9 @@ def agree(response: HttpResponseBase, decision: Decision) -> None:
         assert type(name) is str
         assert (p["q"], p.get("w")) == (outcome.limit, outcome.window)
         more = {} if outcome.next_after is None else {"t": math.ceil(outcome.next_after)}
-        assert s == {"r": max(outcome.remaining, 0), **more}
-        assert ("t" in s) == (outcome.remaining < outcome.limit)
+        remaining = outcome.remaining or 0
+        assert s == {"r": max(remaining, 0), **more}
+        assert ("t" in s) == (remaining < outcome.of.capacity)
         assert outcome.allowed or outcome.retry_after is None or s["t"] <= max(1, math.ceil(outcome.retry_after))
         assert all(type(number) is int and number in INTEGERS for number in (*s.values(), p["q"], p.get("w", 0)))
         assert s["r"] <= p["q"]

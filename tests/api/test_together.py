@@ -49,7 +49,7 @@ def test_raising_adds_to_what_any_override_gives(subject: str, rule: str, before
     QuotaOverride.objects.create(subject=subject, rule=rule, rate=before)
     raise_limit(DAILY, ORG, 50)
     assert QuotaOverride.objects.get(subject=ORG, rule="daily").rate == after
-    longest = max(peek(DAILY, ORG).outcomes, key=lambda outcome: outcome.limit)
+    longest = max(peek(DAILY, ORG).outcomes, key=lambda outcome: outcome.of.capacity)
     assert (longest.limit, longest.remaining) == (limit, limit)
 
 

@@ -150,7 +150,7 @@ def ask(limit: Spec, mode: Any, cost: int, value: str = "new", later: int = 0) -
 
 def left(decision: Decision, number: int) -> int:
     outcome = decision.outcomes[number]
-    return 0 if outcome.why in ("blocked", "banned") else outcome.remaining
+    return 0 if outcome.why in ("blocked", "banned") else outcome.remaining or 0
 
 
 @inputs(500)

@@ -25,6 +25,7 @@ from django_quota import (
 )
 from django_quota.exceptions import RuleError
 from tests.support.calls import always, both_ways, calls_of, get, run
+from tests.support.outages import no_answer
 from tests.support.overridden import override
 
 TWO: Any = {"anonymous": "1/m", "authenticated": "3/m"}
@@ -56,8 +57,8 @@ def made(is_async: bool) -> Any:
     return view_async if is_async else lambda request: HttpResponse()
 
 
-def counts(view: Any, request: Any) -> list[int]:
-    """Return the counts of the limits that a request meets."""
+def counts(view: Any, request: Any) -> list[int | None]:
+    """Return the counts of the limits that a request meets; None for one that only counts."""
     run(view, request)
     return [outcome.limit for outcome in request.quota.outcomes]
 
@@ -101,7 +102,7 @@ class TestView:
         ("tier", "limits"),
         [
             pytest.param("pro", [5, 100], id="two rates"),
-            pytest.param("staff", [], id="no limit"),
+            pytest.param("staff", [None, None], id="no limit"),
             pytest.param("", [1], id="the default"),
         ],
     )
@@ -261,6 +262,94 @@ class TestNamedTier:
     def test_one_of_a_rule_without_tiers_is_an_error(self) -> None:
         with pytest.raises(RuleError, match=r"^Rule '1/m' has no tier 'team'\. It has no tiers\."):
             check("1/m", ORG, tier="team")
+
+
+def api(rates: Any = None, **options: Any) -> Rule:
+    """A rule with a plan without a limit."""
+    rates = rates or {"anonymous": "100/month", "authenticated": "1000/month", "pro": None}
+    return Rule.make("api", rates, **{"algorithm": "calendar", "tier": by_header, **options})
+
+
+class TestTierWithoutALimit:
+    """It counts in the windows of the other tiers, as every tier does."""
+
+    @pytest.fixture(autouse=True)
+    def stores(self, either_store: None) -> None:
+        """Each promise holds on each store."""
+
+    @pytest.mark.parametrize(
+        ("rate", "algorithm"),
+        [("100/month", "calendar"), ("100/30d", "fixed_window"), ("100/30d", "sliding_window")],
+        ids=["calendar", "fixed window", "sliding window"],
+    )
+    def test_what_was_used_counts_after_a_downgrade(self, rate: str, algorithm: str) -> None:
+        rule = api({"free": rate, "pro": None}, algorithm=algorithm)
+        check(rule, USER, 500, tier="pro")
+
+        free = check(rule, USER, tier="free")
+
+        assert (free.allowed, free.remaining, free.used) == (False, 0, 500)
+
+    def test_it_refuses_nothing(self) -> None:
+        assert [check(api(), USER, 10**12, tier="pro").allowed for _ in range(3)] == [True] * 3
+
+    def test_its_outcome_has_what_is_used_without_a_limit(self) -> None:
+        decision = check(api({"free": "9/month", "pro": None}), USER, 500, tier="pro")
+
+        (outcome,) = decision.outcomes
+        assert (outcome.limit, outcome.remaining, outcome.used, decision.limit) == (None, None, 500, None)
+
+    def test_the_decision_names_the_rule_that_limits_nothing(self) -> None:
+        decision = check(api(), USER, tier="pro")
+
+        assert (decision.rule, decision.subject, decision.explain()) == (
+            "api",
+            "user:7",
+            "Allowed: nothing limits this.",
+        )
+
+    def test_of_two_rules_the_one_with_a_limit_binds(self) -> None:
+        decision = check_all([Entry(api(), USER, 5, tier="pro"), Entry("10/m", USER, 2)])
+
+        assert (decision.rule, decision.remaining) == ("10/m", 8)
+
+    def test_a_reservation_counts_what_it_is_settled_with(self) -> None:
+        with reserve(api(), USER, 400, tier="pro") as reservation:
+            reservation.settle(30)
+
+        assert peek(api(), USER, tier="authenticated").used == 30
+
+    def test_a_refund_gives_back(self) -> None:
+        check(api(), USER, 400, tier="pro")
+
+        refund(api(), USER, 100, tier="pro")
+
+        assert peek(api(), USER, tier="authenticated").used == 300
+
+    def test_a_ban_under_another_tier_does_not_hold(self) -> None:
+        banning = api(ban={"after": "1/m", "for": "1h"})
+        banned = check(banning, USER, 1001, tier="authenticated")
+
+        allowed = check(banning, USER, tier="pro")
+
+        assert (banned.allowed, allowed.allowed) == (False, True)
+
+    @pytest.mark.parametrize(
+        ("options", "value"),
+        [({"algorithm": "token_bucket"}, None), ({"algorithm": "sliding_window", "distinct": True}, "a")],
+        ids=["bucket", "values"],
+    )
+    def test_what_has_no_count_to_keep_asks_no_store(self, options: dict[str, Any], value: Any) -> None:
+        assert check(api({"free": "9/m", "pro": None}, **options), USER, value=value, tier="pro").outcomes == ()
+
+    def test_it_has_no_headers(self) -> None:
+        response = run(quota(THREE, key="ip", tier=by_header)(made(is_async=False)), asked_by(tier="staff"))
+
+        assert not [name for name in response.headers if name.lower().startswith("ratelimit")]
+
+    def test_without_an_answer_of_the_store_it_allows(self) -> None:
+        with no_answer():
+            assert check(api(on_unavailable="deny"), USER, tier="pro").allowed
 
 
 class TestOverride:

@@ -141,8 +141,8 @@ def _usage(outcomes: Sequence[Outcome], *, is_limited: bool) -> Usage | None:
     outcome = outcomes[0]
     left = outcome.retry_after if is_limited and outcome.retry_after is not None else outcome.reset_after
     return Usage(
-        count=outcome.limit + 1 if is_limited else outcome.limit - outcome.remaining,
-        limit=outcome.limit,
+        count=outcome.of.capacity + 1 if is_limited else outcome.used,
+        limit=outcome.of.capacity,
         should_limit=is_limited,
         time_left=math.ceil(left) or outcome.window or 0,
     )

@@ -86,7 +86,7 @@ def _ban_flow(given: RuleOrRate, subject: AnySubject, duration: Duration) -> Flo
         raise StoreUnavailable("it has not answered since the ban was set")
     if level and settings.events:
         first = decision.outcomes[0] if decision.outcomes else None
-        left = (first.limit, first.remaining) if first else (0, 0)
+        left = (first.of.capacity, first.remaining or 0) if first else (0, 0)
         event = EventRecord("banned", field(rule.name), escape(name), ends, level, *left)
         try:
             log = event_log_of(settings.prefix, settings.events, settings.event_days)

@@ -148,14 +148,18 @@ def _applied(request: HttpRequest) -> Iterator[dict[str, Any]]:
 
 def _limit(outcome: Outcome) -> dict[str, Any]:
     shown = ("limit", "remaining", "retry_after", "why", "shadow")
-    return {"rate": str(outcome.rate), **{name: getattr(outcome, name) for name in shown}}
+    rate = None if outcome.remaining is None else str(outcome.rate)
+    return {"rate": rate, "used": outcome.used, **{name: getattr(outcome, name) for name in shown}}
 
 
 def _lines(row: dict[str, Any]) -> Sequence[str]:
     title = f"{row['rule']} ({row['from']})"
     if row["problem"]:
         return [f"{title}: not known, {row['problem']}"]
-    limits = [f"  {limit['rate']}: {_left(limit)}" for limit in row["limits"]] or ["  unlimited"]
+    limits = [
+        f"  {limit['rate']}: {_left(limit)}" if limit["rate"] else f"  unlimited: {limit['used']:,} used"
+        for limit in row["limits"]
+    ] or ["  unlimited"]
     return [f"{title} for {row['subject']}", *limits]
 
 
