@@ -27,6 +27,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.admin.base import PageAdmin, StrictChangeList, admin_url, labelled, log_actions, may_see_users
+from django_quota.admin.lockouts import LOCKOUT, lockout_of
 from django_quota.admin.override_form import OverrideForm, preview_of
 from django_quota.admin.wording import STATES, moment_in_words, override_state
 from django_quota.core.errors import RuleError
@@ -177,7 +178,7 @@ class QuotaOverrideAdmin(PageAdmin):
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         form: Any = super().get_form(request, obj, change=change, **kwargs)
-        form.sees_users = may_see_users(request)
+        form.sees_users, form.request = may_see_users(request), request
         return form
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
@@ -259,8 +260,10 @@ class QuotaOverrideAdmin(PageAdmin):
         if not rows:
             self.message_user(request, _("These overrides do not exist any more."), messages.WARNING)
             return None
-        if request.POST.get("confirmed") != "yes":
-            return self._ask(request, rows, action)
+        blocks = [(row.rule, row.subject) for row in rows] if action == "block_selected" else []
+        lockout = lockout_of(request, blocks)
+        if request.POST.get("confirmed") != "yes" or (lockout and LOCKOUT not in request.POST):
+            return self._ask(request, rows, action, lockout)
         label = getattr(self, action).short_description
         words = _("%(action)s (with %(number)d chosen)") % {"action": label, "number": len(rows)}
         now = timezone.now()
@@ -275,7 +278,7 @@ class QuotaOverrideAdmin(PageAdmin):
         self.message_user(request, words, messages.SUCCESS)
         return None
 
-    def _ask(self, request: HttpRequest, rows: list[QuotaOverride], action: str) -> TemplateResponse:
+    def _ask(self, request: HttpRequest, rows: list[QuotaOverride], action: str, lockout: str) -> TemplateResponse:
         states = list(map(override_state, rows))
         is_all = request.POST.get("select_across") == "1"
         return self.show(
@@ -283,6 +286,8 @@ class QuotaOverrideAdmin(PageAdmin):
             "quotaoverride/confirm",
             _("Are you sure?"),
             warning=WARNINGS[action],
+            lockout=lockout,
+            LOCKOUT=LOCKOUT,
             action=action,
             rows=rows[:ROWS_NAMED],
             more=max(0, len(rows) - ROWS_NAMED),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from django import forms
 from django.utils.translation import gettext as _
 
+from django_quota.admin.lockouts import LOCKOUT, lockout_of
 from django_quota.admin.wording import override_state
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import Override, OverrideTable
@@ -39,6 +40,8 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
 
     sees_users: ClassVar[bool] = False
     """Whether the request's user may see users."""
+    request: ClassVar[Any] = None
+    """The request; None: nobody can be locked out."""
 
     class Meta:
         model = QuotaOverride
@@ -48,6 +51,8 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         super().__init__(*args, **kwargs)
         self.problems: list[str] = []
         """Why the override can have no effect, once the form is checked."""
+        self.lockout = ""
+        """That the override blocks the request's own user, once the form is checked; empty if it does not."""
         if "subject" in self.fields:
             self.fields["subject"].help_text = _(
                 "Who this applies to: a user's name or e-mail address, a subject such as user:42 or ip:203.0.113.9, a "
@@ -56,9 +61,13 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
             self.fields["rule"].widget.attrs["list"] = "quota-known-rules"  # in the page's template
 
     def is_valid(self) -> bool:
-        """Return whether to save the form: never after the button "Preview", and not if it would have no effect."""
+        """Return whether to save the form: never after the button "Preview".
+
+        An override without an effect, and one that blocks the request's own user, need a tick.
+        """
         is_wanted = super().is_valid() and "_preview" not in self.data
-        return is_wanted and (not self.problems or "_anyway" in self.data)
+        is_sure = not self.lockout or LOCKOUT in self.data
+        return is_wanted and is_sure and (not self.problems or "_anyway" in self.data)
 
     def clean_rule(self) -> str:
         """Return the name of the rule that was typed."""
@@ -88,6 +97,9 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         subject, rule = cleaned.get("subject"), cleaned.get("rule")
         if subject and rule and (subject, rule) != (self.instance.subject, self.instance.rule):
             self.problems = override_problems(rule, subject, with_users=self.sees_users)
+        is_block = cleaned.get("mode") == QuotaOverride.Mode.BLOCKED and self.has_changed()
+        if subject and rule and is_block and self.request is not None:
+            self.lockout = lockout_of(self.request, [(rule, subject)])
         return cleaned
 
 
@@ -106,7 +118,9 @@ def preview_of(form: OverrideForm) -> dict[str, Any]:
         "row": row,
         "is_ended": override_state(row) == "ended",
         # Hints on users cost queries, so a row that is only opened has none.
-        "hints": form.problems if form.is_bound else override_problems(row.rule, row.subject, with_users=False),
+        "hints": [*form.problems, *filter(None, [form.lockout])]
+        if form.is_bound
+        else override_problems(row.rule, row.subject, with_users=False),
         "is_group": is_group(row.subject),
     }
     override = override_of(row)

@@ -75,6 +75,8 @@ class SubjectAction:
     """What will happen, for the confirmation page, with the placeholders `subject` and `rule`."""
     destructive = False
     """Whether the subject loses something by it."""
+    blocks = False
+    """Whether all requests of the subject are refused after it."""
     permissions: tuple[str, ...]
     """The permissions that a user needs, all of them."""
     form: type[forms.Form] = forms.Form
@@ -235,6 +237,7 @@ class Block(OverrideAction):
         "choose."
     )
     destructive = True
+    blocks = True
     mode = QuotaOverride.Mode.BLOCKED
 
     def form_for(self, data: Any = None) -> forms.Form:

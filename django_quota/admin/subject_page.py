@@ -18,6 +18,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from django_quota.admin.base import ReadOnlyAdmin, log_actions, may_see_users, names_among
+from django_quota.admin.lockouts import LOCKOUT, lockout_of
 from django_quota.admin.subject_actions import ACTIONS, SubjectAction
 from django_quota.admin.wording import STATES, WHYS, override_state, refused_until, subject_in_words
 from django_quota.conf import limits_logins
@@ -130,11 +131,18 @@ class SubjectPages(ReadOnlyAdmin):
             self.message_user(request, error_in_words(error), messages.ERROR)
             return HttpResponseRedirect(self.url("changelist"))
         page = self.url("changelist", subject=action.subject)
+        lockout = lockout_of(request, [(action.rule, action.subject)]) if action.blocks else ""
         form = action.form_for(request.POST if "confirmed" in request.POST else None)
-        if form.is_valid() and self._do(request, action, form):
+        is_sure = not lockout or LOCKOUT in request.POST
+        if is_sure and form.is_valid() and self._do(request, action, form):
             return HttpResponseRedirect(page)
         whose = subject_in_words(action.subject, names_among(request, [action.subject]))
-        context = {"subtitle": Truncator(whose).chars(80), "warning": action.warning(whose), "back": page}
+        context = {
+            "subtitle": Truncator(whose).chars(80),
+            "warning": action.warning(whose),
+            "lockout": lockout,
+            "back": page,
+        }
         return self.show(request, "subject/confirm", action.label, action=action, form=form, name=name, **context)
 
     def _do(self, request: HttpRequest, action: SubjectAction, form: Any) -> bool:

@@ -92,7 +92,7 @@ def _context(visit: _Visit, decision: Decision, status: int) -> dict[str, object
     return {
         "decision": decision,
         "status": status,
-        "title": title(status),
+        "title": title(decision, status),
         "detail": message(decision),
         "wait": wait,
         "until": until,

@@ -157,7 +157,7 @@ def _problem(status: int, decision: Decision, detail: str, violated: list[str], 
     """
     found: dict[str, object] = {
         "type": f"{PROBLEM_TYPES}#{_problem_type(decision, status)}",
-        "title": title(status),
+        "title": title(decision, status),
         "status": status,
         "detail": detail,
         "violated-policies": violated,

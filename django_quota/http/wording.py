@@ -112,9 +112,12 @@ def refusal_status(decision: Decision) -> HTTPStatus:
     return HTTPStatus.SERVICE_UNAVAILABLE if is_unavailable else HTTPStatus.TOO_MANY_REQUESTS
 
 
-def title(status: int) -> str:
+def title(decision: Decision, status: int) -> str:
     """Return the title of a refusal with this status, 429 or 503."""
-    return _("Service unavailable") if status == HTTPStatus.SERVICE_UNAVAILABLE else _("Too many requests")
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return _("Service unavailable")
+    is_blocked = decision.binding is not None and decision.binding.why == "blocked"
+    return _("Access blocked") if is_blocked else _("Too many requests")
 
 
 def message(decision: Decision) -> str:

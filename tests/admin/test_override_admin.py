@@ -486,8 +486,8 @@ class TestActions:
         assert not LogEntry.objects.exists()
 
     def test_a_block_holds_at_once(self) -> None:
-        assert do(superuser(), "block_selected", [row("user:1")]).status_code == 302
-        assert not check("search", "user:1")
+        assert do(superuser(), "block_selected", [row("user:4711")]).status_code == 302
+        assert not check("search", "user:4711")
 
     def test_an_exemption_holds_at_once(self) -> None:
         do(superuser(), "exempt_selected", [row("user:1", mode="blocked")])
@@ -509,7 +509,7 @@ class TestActions:
 
     @pytest.mark.parametrize("action", ["exempt_selected", "block_selected", "expire_selected"])
     def test_each_is_logged(self, action: str) -> None:
-        do(superuser(), action, [row("user:1", mode="rate", rate="5/m")])
+        do(superuser(), action, [row("user:4711", mode="rate", rate="5/m")])
 
         assert LogEntry.objects.count() == 1
 
@@ -582,7 +582,7 @@ class TestActionsOnAllRows:
         assert 'name="select_across" value="1"' in shown
 
     def test_all_are_changed(self) -> None:
-        do(superuser(), "block_selected", [], **self.EVERYTHING)
+        do(superuser(), "block_selected", [], **self.EVERYTHING, _locks_me_out="1")
 
         assert QuotaOverride.objects.filter(mode="blocked").count() == 4
 

@@ -517,3 +517,40 @@ def test_its_style_carries_the_nonce_of_the_policy(name: str, nonce: object) -> 
     setattr(request, name, nonce)
 
     assert refused_page(request=request).all("style") == [{"nonce": escape(str(nonce))}]
+
+
+BLOCKED_TITLES = {
+    "en": "Access blocked",
+    "de": "Zugang blockiert",
+    "fr": "Accès bloqué",
+    "es": "Acceso bloqueado",
+    "zh-hans": "访问已被禁止",
+    "zh-hant": "存取已被禁止",
+}
+
+
+class TestAnswerToABlock:
+    @pytest.fixture(autouse=True)
+    def blocked(self, memory_store: None) -> None:
+        override("b 0 0 ", "spam", "ip:192.0.2.1")
+
+    def answer(self, accept: str) -> str:
+        response = quota("9/m", key="ip", name="spam")(view)(get(accept))
+        assert response.status_code == 429
+        return response.content.decode()
+
+    @pytest.mark.parametrize("language", BLOCKED_TITLES)
+    def test_its_page_says_that_access_is_blocked(self, language: str) -> None:
+        with translation.override(language):
+            page = self.answer(BROWSER)
+
+        title = BLOCKED_TITLES[language]
+        assert (f"<title>{title}</title>" in page, f"<h1>{title}</h1>" in page) == (True, True)
+
+    @pytest.mark.parametrize("language", BLOCKED_TITLES)
+    def test_its_problem_says_that_access_is_blocked(self, language: str) -> None:
+        with translation.override(language):
+            assert json.loads(self.answer(PROBLEM))["title"] == BLOCKED_TITLES[language]
+
+    def test_its_text_says_that_access_is_blocked(self) -> None:
+        assert self.answer("text/plain") == "Access is blocked. Trying again will not help.\n"

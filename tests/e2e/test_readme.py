@@ -311,6 +311,7 @@ def test_every_command_that_a_page_shows_runs(
 
 
 @pytest.mark.usefixtures("shown_rules")
+@pytest.mark.django_db
 def test_quota_status_prints_what_is_shown() -> None:
     shown = dict(reversed(blocks("docs/admin.md")))["console"]
     ends = (FIRST // 36_000_000 + 1) * 36_000_000 - 1 + 3_600_000_000  # of the slice that the first hit falls into
