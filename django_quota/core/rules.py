@@ -736,7 +736,8 @@ def _check_starts(rule: Rule) -> None:
     """Raise `RuleError` if `starts` has no period to begin."""
     if rule.starts is None:
         return
-    rates = [each for rate in rule.rates for each in (_rates_of_tiers(rate) if isinstance(rate, Tiers) else (rate,))]
+    given = rule.rates or rule.counts_as
+    rates = [each for rate in given for each in (_rates_of_tiers(rate) if isinstance(rate, Tiers) else (rate,))]
     if not any(callable(rate) or rate.unit in UNITS_WITH_START for rate in rates):
         raise RuleError(
             f"starts= says where weeks, months and years begin, but {'; '.join(map(str, rule.rates))} has none.",
