@@ -9,8 +9,11 @@ from typing import Any, ClassVar
 import pytest
 import redis
 from django.contrib.auth.models import User
+from django.http import HttpResponse
+from django.test import RequestFactory
 
 from django_quota import Decision, Rule, acheck, check, check_all, peek, refund, reserve, reset
+from django_quota.adapters import decide, settle
 from django_quota.exceptions import QuotaExceeded
 from django_quota.signals import banned, near_limit, refused
 from django_quota.testing import freeze
@@ -227,6 +230,27 @@ class TestSharesOfRefusedHits:
                 pass
 
         assert emitted(4, 7, ask=tries_to_reserve) == [0.8]
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_share_is_not_emitted_again_because_a_request_that_took_nothing_of_it_is_settled() -> None:
+    aside, heard = Rule.make("aside", "10/m", key="global", cost=8, block=False, warn_at=0.5), list[str]()
+    judged = Rule.make("judged", "9/m", key="global", count_when=lambda response: True)
+
+    def hear(rule: Any, **_: Any) -> None:
+        heard.append(rule.name)
+
+    with received(near_limit, hear):
+        for seconds in (0, 30):  # the share is reached, and can be reported again after a minute
+            with freeze(START + seconds * SECOND):
+                check(aside, "global", 3)
+        with freeze(START + 61 * SECOND):  # the first three have expired
+            request = RequestFactory().get("/")
+            decide(request, [judged, aside])
+            settle(request, HttpResponse())
+            check(aside, "global", 2)
+
+    assert heard == ["aside"]
 
 
 class TestReceivers:

@@ -23,6 +23,7 @@ from django_redis.pool import ConnectionFactory
 from django_quota import acheck, aonce, areset, check, counter, once, peek, quota, slot
 from django_quota.adapters import digest
 from django_quota.conf import current
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.exceptions import QuotaError, RuleError, StoreUnavailable
 from django_quota.signals import banned, near_limit, refused, store_back, store_lost
 from tests.admin.operators import superuser
@@ -233,6 +234,29 @@ def test_a_form_is_in_no_local_of_ours_after_a_configuration_error(key: Any, cal
         call("5/m", request, key=key)
     frames = [*frames_of(caught.value)]
     assert len(frames) > 3
+    assert not [frame for frame in frames if PASSWORD in frame]
+
+
+def secret() -> str:
+    return PASSWORD
+
+
+def fail() -> None:
+    raise StoreUnavailable("it is away")
+
+
+def reading_a_secret() -> Flow[None]:
+    yield IOCall(secret, sync_to_async(secret))
+    yield IOCall(fail, sync_to_async(fail))
+
+
+@pytest.mark.parametrize("run", [run_sync, lambda flow: asyncio.run(run_async(flow))], ids=["sync", "async"])
+def test_what_a_call_has_returned_is_in_no_local_of_ours_when_the_next_one_fails(run: Callable[..., Any]) -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        run(reading_a_secret())
+
+    frames = [*frames_of(caught.value)]
+    assert [frame for frame in frames if "results" in frame]
     assert not [frame for frame in frames if PASSWORD in frame]
 
 
