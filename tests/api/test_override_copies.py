@@ -452,6 +452,16 @@ def test_what_is_saved_during_a_refresh_holds(watch: Watch, monkeypatch: pytest.
 
 
 @pytest.mark.always("postgresql")
+def test_what_a_process_has_saved_is_not_remembered_without_end(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that saves many rows and decides nothing reads no refresh."""
+    monkeypatch.setattr(copies, "MAX_OWN", 3)
+
+    for number in range(10):
+        QuotaOverride.objects.create(subject=f"user:{number}", mode="blocked")
+
+    assert len(overrides._own) <= 3
+
+
 def test_many_threads_that_save_one_row_leave_what_the_row_says(watch: Watch) -> None:
     number = OverrideChange.objects.count()
     row = block()

@@ -97,3 +97,10 @@ def test_commands_name_the_missing_tables_and_limits_still_work(
     ((command, error),) = [item for item in found["commands"].items() if item[1]]
     assert command == "quota_override list"
     assert words in error
+
+
+def test_a_site_without_users_hears_what_an_override_of_a_user_needs() -> None:
+    found = run_site([], databases=SQLITE, commands=["quota_override set user:1 blocked"])
+
+    (error,) = found["commands"].values()
+    assert "`manage.py migrate` creates the tables" in error
