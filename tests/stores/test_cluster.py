@@ -33,6 +33,8 @@ from django_quota.models import DailyCounter
 from django_quota.operating.health import health
 from django_quota.operating.sweep import Sweeper
 from django_quota.stores.breaker import FAILURES, Breaker
+from django_quota.stores.cluster import store
+from django_quota.stores.cluster.clients import SyncSide
 from django_quota.stores.cluster.store import ClusterStore
 from django_quota.stores.redis.async_wire import Line
 from django_quota.stores.redis.wire import Wire
@@ -404,6 +406,41 @@ def turns(own: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("try_all", "commands"):
         monkeypatch.setattr(ClusterStore, name, moving_first(getattr(ClusterStore, name)))
     return keys
+
+
+def slots_known() -> dict[int, list[Any]]:
+    """The servers by slot, as the sync side has read them."""
+    known: dict[int, list[Any]] = current_store()._sync.client.nodes_manager.slots_cache
+    return known
+
+
+def test_where_a_slot_has_moved_is_remembered(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    check("9/m", SUBJECT)
+    slot, redirections, redirected = slot_of(key_of(SUBJECT)), list[object](), store._redirected
+
+    def noted(client: Any, error: Any) -> Any:
+        redirections.append(error)
+        return redirected(client, error)
+
+    monkeypatch.setattr(store, "_redirected", noted)
+    slots_known()[slot] = next(servers for servers in slots_known().values() if servers != slots_known()[slot])
+
+    assert [check("9/m", SUBJECT).remaining for _ in range(3)] == [7, 6, 5]
+    assert len(redirections) == 1
+
+
+def test_a_slot_without_a_server_keeps_nobody_from_connecting(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = "user:1", next(user for user in USERS if slot_of(key_of(user)) != slot_of(key_of("user:1")))
+    check("9/m", one)
+    del slots_known()[slot_of(key_of(one))]
+    monkeypatch.setattr(SyncSide, "read_slots", lambda _: None)  # which would find it again
+    assert all(check("9/m", one).degraded for _ in range(FAILURES + 1))
+
+    found = asyncio.run(acheck("9/m", other))  # connects
+
+    assert not found.degraded
 
 
 @topology

@@ -93,3 +93,13 @@ def test_a_client_that_is_still_connecting_is_closed_with_its_event_loop(
     asyncio.run(cancelled())
 
     assert [each.is_closed for each in made] == [True]
+
+
+def test_a_server_that_did_not_answer_is_asked_for_the_slots_last(settings_of_cluster: Any) -> None:
+    side, store = SyncSide(settings_of_cluster), object.__new__(ClusterStore)
+    manager = side.connect().nodes_manager
+    manager.startup_nodes = {"silent": 1, "well": 2}
+
+    run_sync(store._read_slots_again(side, side.client, "silent"), lambda call: call())
+
+    assert list(manager.startup_nodes) == ["well", "silent"]

@@ -176,11 +176,11 @@ class ClusterStore(RedisStore):
             pool = side.pool(server, self._breaker(get_node_name(*server)), is_slow=operation.is_slow)
             try:
                 return (yield partial(pool.execute, command, gives_back=operation.gives_back, is_asking=is_asking))
-            except AskError as error:
-                server, is_asking = _redirected(client, error), True
-            except MovedError as error:
+            except MovedError as error:  # before AskError: redis-py derives it from that
                 server, is_asking = _redirected(client, error), False
                 yield from self._note_move(side, client, error.slot_id, server)
+            except AskError as error:
+                server, is_asking = _redirected(client, error), True
             except TryAgainError:
                 if number > MAX_REDIRECTIONS // 2:
                     yield partial(side.pause, REDIRECTION_PAUSE)
