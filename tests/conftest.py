@@ -27,7 +27,7 @@ from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.overrides import overrides
 from django_quota.operating import lookup
 from django_quota.runtime import runtime
-from django_quota.stores import patience
+from django_quota.stores import scanning
 from django_quota.testing import QuotaKit, RedisServer, running_redis
 from django_quota.types import Lease
 from tests.support import inputs, selection
@@ -266,7 +266,7 @@ def cluster(started_cluster: Cluster, settings: Any) -> Cluster:
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a long job ask again without a pause."""
-    monkeypatch.setattr(patience, "PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(scanning, "PAUSES", (0.0, 0.0, 0.0))
 
 
 @pytest.fixture(

@@ -39,8 +39,7 @@ from django_quota.engine.system_operations import Sweep
 from django_quota.features.reservations.operations import GiveBackEnded
 from django_quota.stores.base import RedisServers, Tables
 from django_quota.stores.database.log import Expired, KeptEvents, delete_expired
-from django_quota.stores.patience import Patience
-from django_quota.stores.scanning import Walk
+from django_quota.stores.scanning import Patience, Walk
 
 SWEEP_SCAN_COUNT = 500
 """Keys of the database, ours or not, that one SCAN visits."""

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.operations import Operation
-from django_quota.stores.patience import AskedAgain, asked_once
 
 if TYPE_CHECKING:
     from redis import Redis
+
+
+T = TypeVar("T")
+
+
+class AskedAgain(Protocol):
+    """Makes a call to the store that may be made twice, and returns its answer."""
+
+    def __call__(self, call: Callable[[], T], /) -> T:
+        """Make the call."""
+        ...
+
+
+def asked_once(call: Callable[[], T], /) -> T:
+    """Make a call once: for pages and requests, which do not wait."""
+    return call()
 
 
 class Runner(Protocol):

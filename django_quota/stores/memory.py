@@ -23,8 +23,7 @@ from django_quota.core.clock import SECOND, elapsed, machine_now
 from django_quota.core.errors import StoreFull
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
-from django_quota.stores.base import Draft, tried
-from django_quota.stores.patience import AskedAgain, asked_once
+from django_quota.stores.base import AskedAgain, Draft, asked_once, tried
 
 logger = logging.getLogger("django_quota.store")
 

@@ -1,21 +1,23 @@
-"""Walks over all servers of a store, and over all its keys, for work that concerns all subjects."""
+"""Long jobs, which concern all subjects: walks over all servers and keys of a store, and patience with late answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_quota.core.clock import SECOND
-from django_quota.core.errors import StorePermissionDenied, StoreUnavailable
+from django_quota.core.errors import StoreBusy, StoreConnectionLost, StorePermissionDenied, StoreUnavailable
 from django_quota.engine.operations import text
-from django_quota.stores.base import RedisServers, Server, Store
-from django_quota.stores.patience import AskedAgain, asked_once
+from django_quota.stores.base import AskedAgain, RedisServers, Server, Store, asked_once
 
 if TYPE_CHECKING:
     from redis import Redis
+
+T = TypeVar("T")
 
 KEYS_A_SCAN = 1_000
 """Keys that one SCAN looks at."""
@@ -94,3 +96,37 @@ def time_of(client: Redis) -> int:
     """Return the server's time in microseconds."""
     seconds, microseconds = client.time()
     return int(seconds) * SECOND + int(microseconds)
+
+
+# --- patience ---------------------------------------------------------------------------------------------------------
+
+PAUSES = (0.25, 1.0, 2.0)
+"""Seconds before a call that was not answered is made again; after the last one, its error ends the job."""
+
+
+class Patience:
+    """Makes a call again that was not answered, after each of the `PAUSES`. `stop`: ends the job, also in a pause."""
+
+    def __init__(self, stop: threading.Event | None = None) -> None:
+        self._stop = stop or threading.Event()
+
+    def __call__(self, call: Callable[[], T], /) -> T:
+        """Make the call."""
+        for pause in PAUSES:
+            try:
+                return call()
+            except Exception as error:
+                if not _is_silence(error) or self._stop.wait(pause):
+                    raise
+        return call()
+
+
+def _is_silence(error: Exception) -> bool:
+    """Say whether an error may be over in a moment: its class says no more than that there was no answer."""
+    if isinstance(error, StoreUnavailable):
+        return type(error) in (StoreUnavailable, StoreBusy, StoreConnectionLost)
+    # Only a command that talks to Redis itself comes here: other stores work without this import.
+    from redis.exceptions import ConnectionError as RedisConnectionError  # noqa: PLC0415
+    from redis.exceptions import TimeoutError as RedisTimeoutError  # noqa: PLC0415
+
+    return isinstance(error, RedisTimeoutError) or type(error) is RedisConnectionError

@@ -24,7 +24,7 @@ from django_quota.core.keys import KEY_KINDS, key_of, subject_base, system_key
 from django_quota.exceptions import StoreUnavailable
 from django_quota.management.console import progress
 from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SWEEP_SCAN_COUNT, SWEPT, Sweeper, SweepReport
-from django_quota.stores.patience import Patience
+from django_quota.stores.scanning import Patience
 from django_quota.testing import freeze
 from tests.support.commands import ROOT, Manage, json_of, managing, said, wait_until
 from tests.support.inputs import inputs

@@ -32,8 +32,7 @@ from django_quota.features.usage.operations import TOKEN_FIELD, ReadDays
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.starts import KnownStarts, starting_flow
-from django_quota.stores.base import Store
-from django_quota.stores.patience import AskedAgain, asked_once
+from django_quota.stores.base import AskedAgain, Store, asked_once
 from django_quota.stores.scanning import batched, scan
 from django_quota.subjects.subject import is_user, named_subject, user_subject
 

@@ -23,9 +23,8 @@ from django_quota.core.clock import frozen_now
 from django_quota.features.usage.days import ASIDE, Count, DayCounts, RowKey, SubjectDay, find_days, total
 from django_quota.features.usage.operations import DropAside, ReadDays, SetAside
 from django_quota.models import DailyCounter
-from django_quota.stores.base import Runner, Store, all_well
-from django_quota.stores.patience import AskedAgain, Patience, asked_once
-from django_quota.stores.scanning import Walk
+from django_quota.stores.base import AskedAgain, Runner, Store, all_well, asked_once
+from django_quota.stores.scanning import Patience, Walk
 
 DAYS_AT_ONCE = 500
 """Hashes that one transaction moves by default."""

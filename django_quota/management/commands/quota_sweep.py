@@ -23,7 +23,7 @@ from django_quota.management.console import QuotaCommand, duration_of, progress,
 from django_quota.operating.sweep import RowReport, Sweeper, SweepReport, sweep_rows
 from django_quota.stores.base import RedisServers, Tables
 from django_quota.stores.database.log import KeptEvents, count_expired
-from django_quota.stores.patience import Patience
+from django_quota.stores.scanning import Patience
 
 MAX_BUDGET_MS = 1_000
 

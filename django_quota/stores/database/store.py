@@ -19,13 +19,12 @@ from django.db import connections
 from django_quota.core.errors import ConfigurationError, StoreBusy, did_you_mean
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
-from django_quota.stores.base import Statement, tried
+from django_quota.stores.base import AskedAgain, Statement, asked_once, tried
 from django_quota.stores.breaker import Breaker, GuardedCall, refused_call
 from django_quota.stores.database import sql
 from django_quota.stores.database.connections import TURN_WAIT, Connection, Pool, Turns, deadline
 from django_quota.stores.database.errors import database_answered, failure_of, is_of_driver
 from django_quota.stores.database.states import RowStates
-from django_quota.stores.patience import AskedAgain, asked_once
 
 T = TypeVar("T")
 

@@ -12,9 +12,8 @@ from redis.exceptions import NoScriptError
 
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import Operation
-from django_quota.stores.base import Server, all_well
+from django_quota.stores.base import AskedAgain, Server, all_well, asked_once
 from django_quota.stores.breaker import Breaker, GuardedCall
-from django_quota.stores.patience import AskedAgain, asked_once
 from django_quota.stores.redis.async_wire import AsyncWire, ByLoop, async_wire
 from django_quota.stores.redis.connections import SyncPool, sync_pool
 from django_quota.stores.redis.errors import answered_plain, is_passthrough, translate_error, translated
