@@ -4,6 +4,10 @@ A layer declares a part of it: the typed settings, the limiter with its store, c
 first needed. So the app can be imported before Django has its settings, and used without `INSTALLED_APPS`. When a
 setting changes, each part that depends on it is ended, and made again when it is next needed.
 
+What holds no setting is of the process, and a change of settings must not end it: the overrides
+(`limiting.overrides`), the background threads (`limiting.flusher`), and the leases that they renew
+(`features.slots.renewal`). Each is one object beside its class.
+
 A test may replace some of the settings (`Wanted`). `Runtime.is_tested` notices a test runner by what it has changed
 since `django.setup()`.
 """
