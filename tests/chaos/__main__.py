@@ -27,12 +27,21 @@ from tests.chaos.floods import FLOODS, SERVERS, play_flood, play_idle
 from tests.chaos.leaving import LEAVING, play_leaving
 from tests.chaos.picture import picture
 from tests.chaos.scenes import SCENES, Scene
+from tests.chaos.sharing import SHARING, play_sharing
 from tests.support.pages import ROOT, write_part
 from tests.support.stores import server_name
 
 PAGE, PICTURE = "docs/reliability.md", "docs/pictures/outage.svg"
 COLUMNS = ("tried", "exceptions", "over, Redis answering", "over, after a loss", "longest ms", "all s")
 LEAVING_COLUMNS = ("streams that nobody reads", "requests", "streams", "slots and units held in the end")
+SHARING_COLUMNS = (
+    "workers that take units ahead (500/s)",
+    "tried",
+    "killed",
+    "admitted",
+    "without a call",
+    "most in a second",
+)
 FLOOD_COLUMNS = ("one client's flood, Redis answering", "requests", "passed", "counted in the process", "s")
 DEAREST = 2.0
 """A limited view may cost up to this many times a view that does nothing, while Redis is gone."""
@@ -40,7 +49,7 @@ DEAREST = 2.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [name for of_kind in (SCENES, FLOODS, LEAVING) for name in [each.name for each in of_kind]]
+    names = [name for of_kind in (SCENES, FLOODS, LEAVING, SHARING) for name in [each.name for each in of_kind]]
     parser.add_argument("--scene", action="append", choices=names, help="only this one; may be given several times")
     parser.add_argument("--write", action="store_true", help=f"write the table and the picture into {PAGE}")
     options = parser.parse_args()
@@ -54,7 +63,7 @@ def main() -> None:
         print(lines[-1], flush=True)
         if options.write and scene.name == "killed":
             (ROOT / PICTURE).write_text(picture(scene.title, accounts, times))
-    for play_all in (_play_floods, _play_leaving):
+    for play_all in (_play_floods, _play_leaving, _play_sharing):
         more, words = play_all(chosen, program)
         lines += more
         broken += words
@@ -100,6 +109,19 @@ def _play_leaving(chosen: Sequence[str], program: Path) -> tuple[list[str], list
             broken += [f"{leaving.name}: {words}" for words in found.broken]
             print(lines[-1], flush=True)
     return lines if len(lines) > len(_head(LEAVING_COLUMNS)) else [], broken
+
+
+def _play_sharing(chosen: Sequence[str], program: Path) -> tuple[list[str], list[str]]:
+    """Return the lines of the workers that take units ahead, and which promises were broken."""
+    lines, broken = _head(SHARING_COLUMNS), list[str]()
+    for sharing in SHARING:
+        if sharing.name in chosen:
+            found = play_sharing(sharing, program)
+            cells = f"{found.tried:,} | {found.killed} | {found.admitted:,} | {found.spent:,} | {found.most}"
+            lines.append(f"| {sharing.title} | {cells} |")
+            broken += [f"{sharing.name}: {words}" for words in found.broken]
+            print(lines[-1], flush=True)
+    return lines if len(lines) > len(_head(SHARING_COLUMNS)) else [], broken
 
 
 def _head(columns: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from tests.chaos.figures import Account, Allowance, Figures, Record, Times, figu
 from tests.chaos.floods import FLOODS, SERVERS, Flood, play_flood, play_idle
 from tests.chaos.leaving import LEAVING, Leaving, LeavingFigures, play_leaving
 from tests.chaos.scenes import SCENES, Scene
+from tests.chaos.sharing import LIMIT, SHARING, Sharing, SharingFigures, play_sharing
 from tests.chaos.site import BLOCKED, DENY, LATER, LOCAL, PAIR
 
 
@@ -55,6 +56,26 @@ def test_connections_that_idled_and_were_forgotten_cost_no_decision(server: str,
 @pytest.mark.parametrize("leaving", LEAVING, ids=lambda leaving: leaving.name)
 def test_a_stream_that_nobody_reads_gives_back_its_slot_and_its_units(leaving: Leaving) -> None:
     assert play_leaving(replace(leaving, requests=200), server_programs()[0]).broken == []
+
+
+@pytest.mark.thorough("chaos")
+@pytest.mark.parametrize("sharing", SHARING, ids=lambda sharing: sharing.name)
+def test_workers_that_lose_what_they_took_ahead_admit_never_more_than_the_limit(sharing: Sharing) -> None:
+    found = play_sharing(sharing.for_seconds(4), server_programs()[0])
+    assert found.broken == []
+    assert found.killed
+    assert found.degraded or not sharing.kills_redis, "the fault has done nothing"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(SharingFigures(900, 600, 500, 9, most=LIMIT + 1, degraded=0), id="more than the limit"),
+        pytest.param(SharingFigures(900, 600, 0, 9, most=LIMIT, degraded=0), id="nothing was taken ahead"),
+    ],
+)
+def test_each_failure_of_shares_is_a_broken_promise(found: SharingFigures) -> None:
+    assert len(found.broken) == 1
 
 
 def test_what_is_held_in_the_end_is_a_broken_promise() -> None:

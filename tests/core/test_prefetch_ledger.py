@@ -1,14 +1,12 @@
 """Real processes that take units ahead, killed, stopped, forked or reset, beside a ledger that trusts none of them.
 
-Each process writes down when it asked and when it was allowed. A hit was decided somewhere between these moments, so
-only hits that lie in a window with both are counted in it.
+Each process writes down when it asked and when it was allowed.
 """
 
 import os
 import signal
 import struct
 import time
-from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -23,6 +21,7 @@ from django_quota.testing import freeze, server_programs
 from tests.support.processes import ended, forks, in_child, processes, started
 from tests.support.steps import START
 from tests.support.turns import Turns, in_turn
+from tests.support.windows import Hit, most_in_a_window
 
 SUBJECT = "user:1"
 PROCESSES = 4
@@ -33,10 +32,6 @@ pytestmark = [pytest.mark.thorough("processes"), forks]
 on_each_store = pytest.mark.parametrize(
     "either_store", [*server_programs()[:1], "postgresql"], indirect=True, ids=["redis", "postgresql"]
 )
-
-
-Hit = tuple[int, int]
-"""When a process asked, and when it was allowed (0: it was refused), by a clock of nanoseconds that all share."""
 
 
 def ask(rule: Rule, file: Path, until: int, pause: int) -> None:
@@ -72,16 +67,6 @@ def asks_in(folder: Path) -> list[Hit]:
 
 def hits_in(folder: Path) -> list[Hit]:
     return [ask for ask in asks_in(folder) if ask[1]]
-
-
-def most_in_a_window(hits: list[Hit], window: int) -> int:
-    """Return the most hits that lie in one window with both of their moments."""
-    asked, allowed = [hit[0] for hit in hits], sorted(hit[1] for hit in hits)
-    long = [hit for hit in hits if hit[1] - hit[0] >= window]  # they may have begun before it, and end after it
-    return max(
-        bisect_left(allowed, first + window) - number + sum(hit[0] < first and hit[1] >= first + window for hit in long)
-        for number, first in enumerate(asked)
-    )
 
 
 LIMIT, WINDOW = 1_000, 2
