@@ -69,14 +69,14 @@ def run(prefetch: bool | None) -> list[Check]:
     rule, due = Rule.make(f"prefetch-{prefetch}", f"{LIMIT}/{WINDOW}s", key="user", **given), moments()
 
     def work(each: int, turns: Turns) -> None:
-        store, trips = get_limiter().store, list[int]()
-        ask = store.run
+        store: Any = get_limiter().store
+        ask, trips = store.run, list[int]()
 
         def counting(*asked: Any) -> Any:
             trips.append(1)
             return ask(*asked)
 
-        store.run = counting  # type: ignore[method-assign]
+        store.run = counting
         with (folder / str(each)).open("wb") as out:
             for number in turns:
                 before = len(trips)

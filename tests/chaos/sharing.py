@@ -127,7 +127,7 @@ def _site(url: str, folder: Path, seconds: float) -> Iterator[Callable[[], int]]
     def wait() -> int:
         site.join()
         assert site.exitcode == 0
-        return killed.value
+        return int(killed.value)
 
     try:
         while killed.value < 0 and site.is_alive():
