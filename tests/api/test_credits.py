@@ -27,7 +27,7 @@ from tests.support.calls import both_ways, called, calls_of, get
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
 from tests.support.overridden import override
-from tests.support.steps import START
+from tests.support.steps import MINUTE, START
 from tests.support.stores import current_store
 
 USER, ORG = "user:42", "org:7"
@@ -410,3 +410,51 @@ class TestKey:
 
         assert (decision.allowed, decision.degraded) == (False, True)
         assert peek("9/m", USER).remaining == 9
+
+
+DAY = 1_440 * MINUTE
+ORDER = "order:17"
+ORDERS: list[Any] = [("1/d", ORDER), (CREDITS, ORG, 900)]
+
+
+@both_stores
+class TestAKeyThatIsUsedOnce:
+    """A limit of one beside the others: an idempotency key that a refused request does not use up."""
+
+    @both_ways
+    def test_a_second_request_takes_nothing(self, is_async: bool) -> None:
+        called(is_async, check_all, acheck_all, ORDERS)
+        CREDITS.set(ORG, 1_000)
+
+        decision = called(is_async, check_all, acheck_all, ORDERS)
+
+        assert (decision.allowed, decision.outcomes[0].allowed, CREDITS.get(ORG)) == (False, False, 1_000)
+
+    @both_ways
+    def test_a_request_that_is_refused_does_not_use_it_up(self, is_async: bool) -> None:
+        CREDITS.set(ORG, 899)
+        assert not called(is_async, check_all, acheck_all, ORDERS)
+        CREDITS.set(ORG, 900)
+
+        assert called(is_async, check_all, acheck_all, ORDERS)
+
+    def test_settling_the_credits_keeps_it(self) -> None:
+        reserve_all(ORDERS).settle({"credits": 640})
+
+        with pytest.raises(QuotaExceeded):
+            reserve_all([("1/d", ORDER), (CREDITS, ORG, 1)])
+
+    def test_cancelling_frees_it(self) -> None:
+        reserve_all(ORDERS).cancel()
+
+        assert check_all(ORDERS)
+
+    def test_a_day_later_it_is_forgotten(self) -> None:
+        with freeze(START):
+            CREDITS.set(ORG, 1_000)
+            check_all(ORDERS)
+
+        with freeze(START + DAY):
+            CREDITS.set(ORG, 1_000)
+
+            assert check_all(ORDERS)
