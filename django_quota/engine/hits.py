@@ -138,7 +138,8 @@ class Hit(_HitFields):
         if self.refusals_key:
             keys.append(self.refusals_key)
         keys += self.ahead_keys
-        keys += self.leased_keys
+        if self.compiled.leased:
+            keys += self.leased_keys
         if self.day:
             keys.append(self.day.key)
         return keys

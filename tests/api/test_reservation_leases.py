@@ -183,7 +183,7 @@ class TestRenewing:
         self.kept(reservation, START + 9 * MINUTE)
 
         with freeze(START + 19 * MINUTE):
-            assert reserve(credit, ORG, 1_000, lease="10m")
+            assert reserve(credit, ORG, 1_000, lease="10m").is_open
 
     def test_a_lease_that_has_ended_is_renewed_if_its_units_are_still_taken(self, credit: Any) -> None:
         with freeze(START):
@@ -201,7 +201,7 @@ class TestRenewing:
         self.kept(reservation, START + LEASE)
 
         with freeze(START + LEASE):
-            assert reserve(credit, ORG, 1_000, lease="10m")
+            assert reserve(credit, ORG, 1_000, lease="10m").is_open
 
 
 @in_memory
