@@ -76,9 +76,9 @@ def quota(
     rule in keys, logs and headers; by default the path of the function, of the class, or of the class and the method,
     with the arguments of `as_view()`. A system check reports views that share a name by accident.
 
-    The options are those of `Rule`: `key`, `algorithm`, `cost`, `costs`, `burst`, `precision`, `tz`, `count_refused`,
-    `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`,
-    `cache_refusals`, `share`, `settle`, `count_when`.
+    The options are those of `Rule`: `key`, `algorithm`, `cost`, `costs`, `burst`, `precision`, `tz`, `starts`,
+    `count_refused`, `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`, `warn_at`,
+    `daily`, `distinct`, `cache_refusals`, `share`, `settle`, `count_when`.
 
     The Decision is on `request.quota`. A refusal is answered with 429, and so is a `QuotaExceeded` in the view.
 

@@ -28,7 +28,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template import engines
 from django.test import Client, RequestFactory, override_settings
 
-from django_quota import check, peek, quota, signals
+from django_quota import Rule, check, peek, quota, signals
 from django_quota.metrics import unobserve
 from django_quota.testing import RedisServer, freeze, quota_kit
 from tests.support.pages import ROOT, blocks, marked, read, run_page
@@ -275,6 +275,12 @@ def test_the_shown_plans_limit_by_plan_and_endpoint_are_bought_and_mail_the_cust
     assert [check("api", user, tier="pro").limit for user in (ann, bob)] == [100_500, 5_000]
     for cost in (700, 100, 100, 100):
         check("api", cid, cost, tier="authenticated")
+    User.objects.update(date_joined=datetime(2025, 12, 31, tzinfo=UTC))
+    month = Rule.make("api", "10/month", algorithm="calendar", starts=shown["started"])
+    for subject, until in ((f"user:{ann.pk}", "28 February"), ("ip:203.0.113.9", "1 March")):
+        with freeze(datetime(2027, 2, 10, tzinfo=UTC)):
+            assert check(month, subject, 6)
+            assert until in check(month, subject, 6).explain()
     assert [(mail.to, mail.subject, mail.body) for mail in mailoutbox] == [
         (["cid@example.org"], "80% of your plan are used", "200 units are left."),
         (["cid@example.org"], "100% of your plan are used", "0 units are left."),
