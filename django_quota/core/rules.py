@@ -53,6 +53,9 @@ AUTHENTICATED = "authenticated"
 DEFAULT_TIERS = (ANONYMOUS, AUTHENTICATED)
 """The tiers of a rule that has no `tier` function."""
 
+DEFAULT = "default"
+"""The tier of a request without a known one, where the rule has no tier for visitors or users."""
+
 MAX_ARGUMENT = 80
 """How many characters of an argument a rule's name shows; of a longer argument it shows only the type."""
 
@@ -367,6 +370,13 @@ class Rule:
                 self._by_start.clear()
             found = self._by_start[same] = replace(self, starts=same)
         return found
+
+    @cached_property
+    def without_tier(self) -> Rule:
+        """Of a rule by tier: the rule for a request without a tier: it has the smallest share, or no rate at all."""
+        if isinstance(self.share, Shares):
+            return min(self.tiers.values(), key=lambda of_tier: of_tier.share)
+        return next(iter(self.tiers.values())).with_rates("0/d")
 
     @cached_property
     def lease(self) -> int:

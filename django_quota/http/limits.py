@@ -39,6 +39,7 @@ from django_quota.limiting.api import ENTRIES_AT_ONCE, AnySubject, answer_flow, 
 from django_quota.limiting.asking import asked_flow
 from django_quota.limiting.known_rules import known_keys, known_rules, rule_finders
 from django_quota.limiting.starts import KnownStarts, starting_flow
+from django_quota.subjects.addresses import is_inside
 from django_quota.subjects.keys import is_given_by
 from django_quota.subjects.subject import subject_of
 
@@ -57,7 +58,8 @@ def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Dec
 
     Of a subject, a string such as `"org:7"` or a user: the rules of the settings and of the views whose key can give
     this subject, and those of the settings that name neither a key nor a `match`, which calls use with any subject.
-    Rules whose rates are functions of the request are left out. `tier`: the tier of rules with rates by tier. By
+    Left out are rules whose rates are functions of the request, and those that exempt this address or this user, who is
+    staff. `tier`: the tier of rules with rates by tier. By
     default, it is the tier of the subject's last request for rules with a `tier` function, if their checks are counted
     by day; otherwise, a `user:` is "authenticated", and all others are "anonymous".
 
@@ -78,7 +80,7 @@ def _limits_flow(request_or_subject: AnySubject, tier: str | None) -> Flow[Decis
     request = django_request(request_or_subject)
     if request is None:
         subject = subject_of(request_or_subject, "limits_of()")
-        rules = _rules_for(subject, tier)
+        rules = [rule for rule in _rules_for(subject, tier) if not _is_exempt(rule, subject, request_or_subject)]
         if tier is None:
             tiers = yield IOCall(last_tiers, sync_to_async(last_tiers), rules, subject)
         else:
@@ -102,6 +104,17 @@ def _rules_for(subject: str, tier: str | None) -> list[Rule]:
     if tier is not None and not any(tier in rule.tiers for rule in known):
         raise RuleError(f"No rule has a tier {tier!r}.", "Name one of the tiers of a rule, or leave out tier=.")
     return [rule for rule in known if is_given_by(keys.get(rule.name, ()), subject)]
+
+
+def _is_exempt(rule: Rule, subject: str, given: Any) -> bool:
+    """Say whether `exempt`, or the site's `EXEMPT`, leaves out a subject: an address, or a user who is staff."""
+    networks = current().exempt
+    if rule.exempt is not None:
+        if rule.exempt.staff and getattr(given, "is_active", False) and getattr(given, "is_staff", False):
+            return True
+        networks += rule.exempt.networks
+    kind, _, address = subject.partition(":")
+    return kind == "ip" and "+" not in address and is_inside(address, networks)
 
 
 def _asked_of_flow(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> Flow[list[Ask]]:

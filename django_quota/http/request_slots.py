@@ -202,7 +202,7 @@ class SlotRule:
         name, limit = self.name_on(owner), self.slot.limit
         subject = yield from subject_flow(self.key, request)
         if self.limits:
-            limit = yield from tier_flow(name, self.limits, self.tier, request)
+            limit = yield from tier_flow(name, self.limits, self.tier, request, min(self.limits.values()))
         asked = Slot(name, limit, subject, self.slot.lease, self.slot.wait, self.slot.renew)
         decision = yield from self._decide_flow(holding, asked)
         if not self.blocks:

@@ -29,7 +29,7 @@ from django_quota.core.errors import (
     did_you_mean,
 )
 from django_quota.core.matching import Match, Pattern
-from django_quota.core.rules import Rule, dotted_path, parts_of_key
+from django_quota.core.rules import DEFAULT, DEFAULT_TIERS, Rule, dotted_path, parts_of_key
 from django_quota.documentation import page
 from django_quota.http.decorators import BARE_HINT, WithoutRate
 from django_quota.http.request_rules import is_decided_later
@@ -509,6 +509,22 @@ def _check_prefetch(site: _Site) -> Iterator[CheckMessage]:
                 )
 
 
+def _check_tiers(site: _Site) -> Iterator[CheckMessage]:
+    """Find rules and slots with a `tier` function that say nothing of a request without a known tier."""
+    slots = [(f"Slot {each.slot.name!r}", each.limits, each.tier) for each in site.slots]
+    rules = [(f"Rule {each.name!r}", each.tiers, each.tier) for each in _unique([*site.named, *site.rules])]
+    for what, tiers, tier in [*rules, *slots]:
+        if tier is None or DEFAULT in tiers or tiers.keys() >= set(DEFAULT_TIERS):
+            continue
+        missing = " and ".join(repr(each) for each in DEFAULT_TIERS if each not in tiers)
+        yield finding(
+            "W052",
+            f"{what} has no tier {missing}: a request is refused, or has the smallest share, if "
+            f"{dotted_path(tier)} returns None or a name that is none of {', '.join(map(repr, tiers))}.",
+            f'Add a tier "{DEFAULT}" for all others.',
+        )
+
+
 def _check_open(site: _Site) -> Iterator[CheckMessage]:
     """Find rules that guard a form or charge usage, and allow everything while the store does not answer."""
     for rule in dict.fromkeys([*site.named, *site.rules]):
@@ -582,4 +598,5 @@ _CHECKS = (
     _check_client_chosen_keys,
     _check_open,
     _check_prefetch,
+    _check_tiers,
 )

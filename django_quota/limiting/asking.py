@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django_quota.core.errors import QuotaError, RateError, RuleError
 from django_quota.core.flow import Flow
 from django_quota.core.rates import validate_cost
-from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule, dotted_path
+from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, DEFAULT, Rule, dotted_path
 from django_quota.engine.asks import Ask
 from django_quota.limiting.starts import starting_flow, starts_of
 from django_quota.subjects.addresses import ip_subject, is_from, is_from_exempt_network
@@ -148,33 +148,40 @@ def _is_skipped(rule: Rule, request: HttpRequest) -> Flow[bool]:
     return False
 
 
-def tier_flow(name: str, tiers: Mapping[str, T], tier_of: Any, request: HttpRequest) -> Flow[T]:
-    """Return the entry of `tiers` for the tier of a request. `name`: of the rule or slot, for errors.
+def tier_flow(name: str, tiers: Mapping[str, T], tier_of: Any, request: HttpRequest, otherwise: T) -> Flow[T]:
+    """Return the entry of `tiers` for the tier of a request. `name`: of the rule or slot, for the log.
 
-    `tier_of`: the function of the request that returns the tier; None for the default tiers.
+    `tier_of`: the function of the request that returns the tier; None for the default tiers. A request without a known
+    tier has its default tier, else "default", else `otherwise`.
     """
     tier = None if tier_of is None else (yield from call_flow(tier_of, request))
     if isinstance(tier, str) and tier in tiers:
         return tiers[tier]
     user = yield from user_flow(request)
     default = AUTHENTICATED if getattr(user, "is_authenticated", False) else ANONYMOUS
-    if default not in tiers:
-        raise RuleError(f"Rule {name!r} has no tier {(tier or default)!r}.", f"Known: {', '.join(map(repr, tiers))}.")
-    if tier is not None:
-        _log_unknown_tier(name, reprlib.repr(tier), default)
-    return tiers[default]
+    found = next((each for each in (default, DEFAULT) if each in tiers), None)
+    if tier is not None or found is None:
+        _log_unknown_tier(name, reprlib.repr(default if tier is None else tier), found)
+    return otherwise if found is None else tiers[found]
 
 
 @lru_cache(maxsize=256)
-def _log_unknown_tier(rule: str, tier: str, default: str) -> None:
-    """Log, once for each, that a tier is unknown. The request gets its default tier."""
-    logger.error("Rule %r has no tier %s. It is treated as %r.", rule, tier, default)
+def _log_unknown_tier(rule: str, tier: str, default: str | None) -> None:
+    """Log, once for each, that a tier is unknown. `default`: the tier that the request gets instead; None: none."""
+    if default is None:
+        logger.error(
+            "Rule %r has no tier %s and no tier 'default'. Such requests are refused, or have the smallest share.",
+            rule,
+            tier,
+        )
+    else:
+        logger.error("Rule %r has no tier %s. It is treated as %r.", rule, tier, default)
 
 
 def rates_flow(rule: Rule, request: HttpRequest) -> Flow[Rule]:
     """Return the rule with the rates for this request. Raises `RateError` if its functions return a wrong rate."""
     if rule.tiers:
-        return (yield from tier_flow(rule.name, rule.tiers, rule.tier, request))
+        return (yield from tier_flow(rule.name, rule.tiers, rule.tier, request, rule.without_tier))
     rates: list[object] = []
     for rate in rule.rates:
         given = (yield from call_flow(rate, request)) if callable(rate) else rate

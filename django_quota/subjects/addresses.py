@@ -90,6 +90,19 @@ def is_from_exempt_network(request: HttpRequest) -> bool:
         return False
 
 
+def is_inside(address: str, networks: Sequence[Network]) -> bool:
+    """Return whether an address or a network, as a subject has it, is in one of these networks."""
+    try:
+        own = network_of(address)
+    except ValueError:
+        return False
+    return any(
+        (isinstance(own, IPv4Network) and isinstance(network, IPv4Network) and own.subnet_of(network))
+        or (isinstance(own, IPv6Network) and isinstance(network, IPv6Network) and own.subnet_of(network))
+        for network in networks
+    )
+
+
 def is_trusted_proxy(address: str) -> bool:
     """Return whether an address is in `TRUSTED_PROXIES`."""
     return _proxies_of(current())(address)

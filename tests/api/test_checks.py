@@ -56,6 +56,21 @@ def test_a_good_configuration_has_no_findings(quota: Any) -> None:
     assert findings(quota) == []
 
 
+@pytest.mark.parametrize(
+    ("tiers", "missing"),
+    [
+        pytest.param({"free": "1/m", "pro": "9/m"}, "'anonymous' and 'authenticated'", id="neither default tier"),
+        pytest.param({"anonymous": "1/m", "pro": "9/m"}, "'authenticated'", id="one of the default tiers"),
+        pytest.param({"default": "1/m", "pro": "9/m"}, "", id="default"),
+        pytest.param({"anonymous": "1/m", "authenticated": "2/m", "pro": "9/m"}, "", id="both default tiers"),
+    ],
+)
+def test_a_tier_function_without_a_tier_for_all_others_is_a_warning(tiers: Any, missing: str) -> None:
+    rules = {"api": {"rate": tiers, "tier": "builtins.str", "match": "/"}}
+    found = [each.msg for each in findings({"RULES": rules}) if each.id == "django_quota.W052"]
+    assert [f"has no tier {missing}: " in each for each in found] == ([True] if missing else [])
+
+
 def test_the_memory_store_needs_no_redis() -> None:
     assert ids({"STORE": "memory"}, {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}) == []
 

@@ -70,6 +70,24 @@ def test_a_request_has_the_rules_that_match_and_those_of_its_view(is_async: bool
         assert len(calls) == 2
 
 
+@pytest.mark.parametrize(
+    ("exempt", "subject", "rules"),
+    [
+        pytest.param(["192.0.2.0/24"], "ip:192.0.2.1", [], id="an address in an exempt network"),
+        pytest.param(["192.0.2.0/24"], "ip:198.51.100.1", ["office"], id="another address"),
+        pytest.param(["2001:db8::/32"], "ip:2001:db8::/64", [], id="a network of IPv6"),
+        pytest.param(["192.0.2.0/24"], ANN, ["office"], id="a user, whose address is not known"),
+        pytest.param("staff", User(pk=7, is_staff=True), [], id="a user who is staff"),
+        pytest.param("staff", User(pk=7), ["office"], id="another user"),
+    ],
+)
+def test_of_a_subject_rules_that_exempt_it_are_left_out(exempt: Any, subject: Any, rules: Any, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"office": {"rate": "1/m", "key": "user", "exempt": exempt}}}
+    settings.ROOT_URLCONF = "tests.support.urls"
+
+    assert [rule for rule, *_ in shown(limits_of(subject)) if rule == "office"] == rules
+
+
 def test_only_rules_that_apply_to_the_request_are_in_it_and_no_function_is_called(settings: Any) -> None:
     assert [rule for rule, *_ in shown(limits_of(search("post")))] == ["api", "writes", "devices", "two", "two"]
     assert shown(limits_of(get())) == [("reads", "5/m", "ip:192.0.2.1", 0)], "no view, no user"

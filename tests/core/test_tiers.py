@@ -158,11 +158,32 @@ class TestUnknownTier:
         assert counts(view, asked_by()) == [1]
 
     @both_ways
-    def test_without_a_default_tier_it_is_an_error(self, is_async: bool) -> None:
+    @pytest.mark.parametrize("tier", ["prp", ""], ids=["unknown", "None"])
+    def test_without_the_tier_of_the_user_it_has_the_tier_called_default(self, tier: str, is_async: bool) -> None:
+        view = quota({"default": "2/m", "pro": "5/m"}, key="ip", tier=by_header)(made(is_async))
+
+        assert counts(view, asked_by(tier=tier)) == [2]
+
+    @both_ways
+    @pytest.mark.parametrize("tier", ["prp", ""], ids=["unknown", "None"])
+    def test_without_any_default_tier_the_request_is_refused(self, tier: str, is_async: bool) -> None:
         view = quota({"free": "1/m", "pro": "5/m"}, key="ip", tier=by_header)(made(is_async))
 
-        with pytest.raises(RuleError, match=r"has no tier 'prp'\. Known: 'free', 'pro'"):
+        assert run(view, asked_by(tier=tier)).status_code == 429
+
+    def test_without_any_default_tier_it_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        view = quota({"free": "1/m"}, key="ip", tier=by_header, name="refused once")(made(is_async=False))
+
+        for _ in range(2):
             run(view, asked_by(tier="prp"))
+
+        assert caplog.text.count("Rule 'refused once' has no tier 'prp' and no tier 'default'.") == 1
+
+    def test_without_a_share_for_it_the_request_has_the_smallest(self) -> None:
+        shares = {"critical": 1.0, "batch": 0.5}
+        view = quota("10/m", key="ip", tier=by_header, share=shares)(made(is_async=False))
+
+        assert counts(view, asked_by(tier="prp")) == [5]
 
 
 class TestCall:
