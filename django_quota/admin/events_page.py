@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.http import HttpRequest, HttpResponseBase, HttpResponseRedirect, QueryDict
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -42,7 +42,7 @@ _COLUMNS = (
 )
 
 
-def events_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
+def events_view(page: PageAdmin, request: HttpRequest) -> HttpResponseBase:
     """Show the events that a filter finds, the newest first, or send them as CSV; a POST sets the filter."""
     page.check_view(request)
     trouble = ""

@@ -112,10 +112,10 @@ def event_in_words(event: Event) -> str:
 def sender_in_words(event: Event, names: Mapping[str, str]) -> str:
     """Return who sent the request of an event, and what: `ann GET /api/reports/`; empty if nothing is known.
 
-    `names`: the names of users by subject; see `names_among`.
+    A user who is the subject is left out. `names`: the names of users by subject; see `names_among`.
     """
-    is_named = event.user in parts_of(event.subject or "")  # the subject says it already
-    user = names.get(event.user or "", "" if is_named else event.user or "")
+    is_subject = event.user in parts_of(event.subject or "")  # then it is beside it already
+    user = "" if is_subject else names.get(event.user or "", event.user or "")
     return " ".join(filter(None, (user, event.method, event.path)))
 
 

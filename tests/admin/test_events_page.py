@@ -75,8 +75,17 @@ def test_an_event_says_who_did_what_and_until_when(client: Client, ann: User, ra
 
     subject = f"ann (user:{ann.pk})"
     assert line == (
-        f"04:40:00 refused {subject} ann GET /api/reports/ by api: needed 50, 49 of 600 are left, until 04:41:00 UTC"
+        f"04:40:00 refused {subject} GET /api/reports/ by api: needed 50, 49 of 600 are left, until 04:41:00 UTC"
     )
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_the_user_of_another_subject_is_named(client: Client, ann: User, raw: redis.Redis) -> None:
+    at(raw, START, subject="ip:192.0.2.1", user=f"user:{ann.pk}", method="GET", path="/api/reports/")
+
+    (line,) = shown(client)
+
+    assert "refused ip:192.0.2.1 ann GET /api/reports/ by a:" in line
 
 
 @pytest.mark.usefixtures("redis_cache")

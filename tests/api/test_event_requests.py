@@ -219,8 +219,12 @@ def test_a_path_is_kept_without_its_query_or_control_characters(path: str, kept:
 def test_what_is_admitted_writes_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     store = current_store()
-    answer = store.run
-    monkeypatch.setattr(store, "run", lambda operation, now=None: (asked.append(operation), answer(operation, now))[1])
+
+    def run_noted(operation: Any, now: int | None = None) -> Any:
+        asked.append(operation)
+        return type(store).run(store, operation, now)
+
+    monkeypatch.setattr(store, "run", run_noted)
 
     check("5/m", request_of(), key="ip")
 
@@ -263,12 +267,13 @@ def test_redis_keeps_no_event_for_longer_than_its_days(redis_cache: Any, raw: re
     log = event_log_of("quota", 100, 30)
     seconds, _ = raw.time()  # type: ignore[misc]
     for days in (40, 31, 29):
-        raw.xadd(log.keys[0], record(subject=f"user:{days}")._asdict(), id=f"{(seconds - days * 86_400) * 1_000}-0")  # type: ignore[arg-type]
+        fields: Any = record(subject=f"user:{days}")._asdict()
+        raw.xadd(log.keys[0], fields, id=f"{(seconds - days * 86_400) * 1_000}-0")
 
     append(record(subject="user:0"), log=log)
 
     assert [event.subject for event in logged()] == ["user:29", "user:0"]
-    assert 29 * 86_400 < raw.ttl(log.keys[0]) <= 30 * 86_400  # type: ignore[operator]
+    assert 29 * 86_400 < raw.ttl(log.keys[0]) <= 30 * 86_400
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -321,10 +326,10 @@ def test_the_script_writes_what_its_specification_writes(raw: redis.Redis, recor
 
     pages: list[Any] = raw.xrange(log.keys[0])  # type: ignore[assignment]
     with freeze(START):
-        of_memory = [entry.event for entry in MemoryEvents(memory, "quota").after("0-0")]
-    of_script = [Event.read(event.id, decoded(page)) for event, (_, page) in zip(of_memory, pages, strict=True)]
+        of_memory = MemoryEvents(memory, "quota").after("0-0")
+    of_script = [Event.read(entry.id, decoded(page)) for entry, (_, page) in zip(of_memory, pages, strict=True)]
     assert replies == [len(records)] * 2
-    assert of_script == of_memory
+    assert of_script == [entry.event for entry in of_memory]
 
 
 def decoded(page: dict[bytes, bytes]) -> dict[str, str]:

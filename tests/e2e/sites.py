@@ -19,6 +19,7 @@ PAGES = {
     "index": "",
     "app": "django_quota/",
     "overview": "django_quota/overview/",
+    "events": "django_quota/overview/events/",
     "bans": "django_quota/ban/",
     "overrides": "django_quota/quotaoverride/",
     "override": "django_quota/quotaoverride/1/change/",

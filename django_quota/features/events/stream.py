@@ -320,7 +320,8 @@ class MemoryEvents(EventReader):
         return entries[-1].id if entries else BEGINNING
 
     def newest(self, count: int, before: str = "", since: int = 0, until: int = 0) -> list[StreamEntry]:
-        first, last = (since // 1_000, 0), (until // 1_000, inf) if until else (inf, 0)
+        first: tuple[float, float] = (since // 1_000, 0)
+        last: tuple[float, float] = (until // 1_000, inf) if until else (inf, 0)
         last = min(last, _parts(before)) if before else last
         found = [each for each in reversed(self._entries()) if first <= _parts(each.id) <= last and each.id != before]
         return [_of_record(*each) for each in found[:count]]
