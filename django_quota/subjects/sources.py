@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from django.http import HttpRequest
-from django.utils.functional import LazyObject, empty
+from django.utils.functional import LazyObject
 
 from django_quota.conf import current
 from django_quota.engine.events import EventSource
@@ -32,7 +33,9 @@ def source_of(request: HttpRequest | None) -> EventSource:
 def _loaded_user(request: HttpRequest) -> Any:
     user: Any = getattr(request, "user", None)
     if isinstance(user, LazyObject):
-        user = user.__dict__.get("_wrapped", empty)
+        user = copy(user)  # of a lazy user that is loaded, this is the user; of another one, it is lazy too
+        if isinstance(user, LazyObject):
+            return None
     return user if is_user(user) and user.pk is not None else None
 
 

@@ -68,6 +68,8 @@ def test_keys_begin_with_the_key_prefix_of_the_alias_that_counts(
         ("CACHE", None, "Use, for example, 'default'"), ("ENABLED", 1, "Use True or False"),
         ("STORE", "postgres", "'redis', 'database' or 'memory'"), ("PREFIX", "a{b", "without braces"),
         ("IPV6_PREFIX", 0, "from 1 to 128"), ("IPV6_PREFIX", True, "for example 64"),
+        ("EVENT_DAYS", 0, "from 1 to 400"), ("EVENT_DAYS", "30", "for example 30"),
+        ("EVENT_REQUESTS", 1, "Use True or False"),
         ("IPV4_PREFIX", 33, "from 1 to 32"), ("IPV4_PREFIX", "24", "for example 24"),
         ("TRUSTED_PROXY_COUNT", -1, "from 0 to 32"), ("CLIENT_IP_HEADER", None, "Use the name of a header"),
         ("CLIENT_IP_HEADER", "HTTP_CF_CONNECTING_IP", "for example 'CF-Connecting-IP'"),

@@ -127,6 +127,21 @@ def test_the_tag_shows_what_is_left_until_when(settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("now", "left"),
+    [
+        pytest.param(START, "99 of 100 left until 5:40 a.m. UTC", id="today"),
+        pytest.param(START + 68_400 * SECOND, "99 of 100 left until 22 November, 12:40 a.m. UTC", id="tomorrow"),
+    ],
+)
+def test_the_day_is_written_unless_it_is_today(settings: Any, now: int, left: str) -> None:
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
+    with freeze(now):
+        check("flood", "ip:192.0.2.1")
+
+        assert shown()["flood"] == left
+
+
+@pytest.mark.parametrize(
     "rule_and_another", [{"block": False}, {"shadow": False}], indirect=True, ids=["lets pass", "blocks"]
 )
 def test_each_limit_is_shown_once_though_an_override_blocks_one(rule_and_another: None) -> None:
