@@ -508,6 +508,14 @@ class TestActions:
         assert QuotaOverride.objects.get(subject="user:3").expires == rows[2].expires
 
     @pytest.mark.parametrize("action", ["exempt_selected", "block_selected", "expire_selected"])
+    def test_each_says_when_the_override_was_changed(self, action: str) -> None:
+        saved = row("user:1", mode="rate", rate="5/m")
+
+        do(superuser(), action, [saved])
+
+        assert QuotaOverride.objects.get().updated > saved.updated
+
+    @pytest.mark.parametrize("action", ["exempt_selected", "block_selected", "expire_selected"])
     def test_each_is_logged(self, action: str) -> None:
         do(superuser(), action, [row("user:4711", mode="rate", rate="5/m")])
 
@@ -627,6 +635,9 @@ class TestRulePage:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"api": rule}}
 
         assert words in self.words(superuser(), "api")
+
+    def test_it_leaves_out_options_that_are_not_set(self) -> None:
+        assert re.findall("<code>(shadow|cost|methods|ban)</code>", self.page(superuser())) == []
 
     def test_it_says_that_the_rule_is_changed_for_nobody(self) -> None:
         assert "holds for everybody without an override" in self.words(superuser())

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from io import StringIO
 from typing import Any
 
@@ -231,8 +231,20 @@ def test_a_store_that_comes_and_goes_is_one_outage_until_it_answers_after_a_seco
         ask_once()
     assert (reported[1][0], reported[1][1]["seconds"]) == ("back", pytest.approx(11 * SETTLE_TIME))
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
-    with heard() as reported, no_answer(StoreFull()):  # a full memory store is none
-        assert check("9/m", "user:1").degraded
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda: check("9/m", "user:1"), id="a check"),
+        pytest.param(lambda: counter("downloads", ttl=60).incr("user:1"), id="a counter"),
+        pytest.param(lambda: asyncio.run(counter("downloads", ttl=60).aincr("user:1")), id="a counter, async"),
+    ],
+)
+def test_a_full_memory_store_is_no_outage(call: Callable[[], object], memory_store: None) -> None:
+    with heard() as reported, no_answer(StoreFull()), suppress(StoreUnavailable):
+        call()
+
     assert reported == []
 
 

@@ -268,6 +268,22 @@ def test_a_call_within_a_probing_block_of_a_cluster_server_is_made(cluster: Clus
         assert timeouts_of(client) == (PLAIN_TIMEOUT, PLAIN_TIMEOUT)
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda: check("9/m", "user:1"), id="sync"),
+        pytest.param(lambda: asyncio.run(acheck("9/m", "user:1")), id="async"),
+    ],
+)
+def test_an_answer_closes_the_breaker_of_the_server(call: Callable[[], Any]) -> None:
+    breaker: Breaker = redis_store().server.breaker
+    breaker.failed()
+
+    assert call()
+    assert not breaker.has_failed
+
+
 def test_plain_commands_probe_a_server_that_is_gone_and_nobody_else_waits(settings: Any) -> None:
     settings.CACHES = caches(RedisServer("redis://127.0.0.1:1/0", 0, Path()))
     due_breaker()
