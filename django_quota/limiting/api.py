@@ -28,6 +28,7 @@ from django_quota.limiting.asking import asked_by_flow, value_digest
 from django_quota.limiting.known_rules import looks_like_subject, order_error
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.starts import starting_flow
+from django_quota.runtime import runtime
 from django_quota.subjects.keys import subject_flow
 from django_quota.subjects.subject import is_user, named_subject, subject_of, user_subject
 
@@ -268,7 +269,8 @@ def _spend(rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None) -> D
     None, and nothing is spent, if the limiter must decide it.
     """
     limiter = get_limiter()
-    if not limiter.prefetch.table:
+    # A site that is off has taken nothing ahead; but a test may switch it off.
+    if not limiter.prefetch.table or runtime.wanted.enabled is False:
         return None
     rule = rule_or_rate if isinstance(rule_or_rate, Rule) else _rule_of_call(rule_or_rate, {})
     if not isinstance(subject, str):
@@ -278,7 +280,7 @@ def _spend(rule_or_rate: RuleOrRate, subject: AnySubject, cost: int | None) -> D
     if not rule.is_plain:
         rule = rule_without_request(rule, subject, cost, None)
     units: Any = rule.cost if cost is None else cost
-    return limiter.spend(rule, subject, units) if type(units) is int and current().enabled else None
+    return limiter.spend(rule, subject, units) if type(units) is int else None
 
 
 def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode, subject: AnySubject = None) -> Flow[Decision]:

@@ -215,7 +215,7 @@ class Limiter:
         refreshing = overrides.refreshing()
         if refreshing is not None:
             yield refreshing
-        if self.prefetch.table and asks and mode == "check" and not counters_only:
+        if self.prefetch.table and asks and mode == "check" and not (counters_only or asks[0].is_estimate):
             parts = self.prefetch.spend(asks, overrides.table, decides=False)
             if parts is not None:
                 return parts.answer(asks)

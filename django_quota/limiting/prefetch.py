@@ -19,10 +19,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from sys import maxsize
 from typing import NamedTuple
 
-from django_quota.conf import time_zone
 from django_quota.core import clock
 from django_quota.core.algorithms.fixed_window import FixedWindow
 from django_quota.core.clock import SECOND, steady_now
@@ -60,7 +58,7 @@ class _Share:
     begins: int
     """From when it may be spent, by `steady_now`: before the call was sent that took it."""
     ends: int
-    """Until when it may be spent, by `steady_now`."""
+    """Until when it may be spent, by `steady_now`: at most until the end of the day, if its hits count by day."""
     ahead: int
     """How far the clock of the store is ahead of `steady_now`, in microseconds."""
     hit: Hit
@@ -69,8 +67,6 @@ class _Share:
     """What the store said of the limits when it granted the share."""
     override: Override | None
     """The override under which it was taken."""
-    day_ends: int
-    """When the day ends on which it is spent, by the clock of the store; far away if its hits do not count by day."""
     spent: int = 0
     hits: int = 0
     """How many hits spent of it and wait to be counted by day."""
@@ -176,27 +172,25 @@ class Prefetch:
     def spend(self, asks: Iterable[_Asking], overrides: OverrideTable, *, decides: bool) -> Parts | None:
         """Spend what is asked of the shares of this process; None, and nothing is spent, if the store must decide.
 
-        `asks`: at least one. `decides`: whether this decides the whole request, so that the metrics count it.
+        `asks`: at least one, and no estimates. `decides`: whether this decides the whole request; then the metrics
+        count it.
         """
         now, find, parts = steady_now(), self.table.get, Parts()
         lock = self._lock
         lock.acquire()  # a `with` takes twice as long
         try:
-            for rule, subject, cost, _, is_estimate in asks:
+            for rule, subject, cost, _, _ in asks:
                 entry = find((id(rule), subject))
                 share = None if entry is None else entry.share
                 if (
                     entry is None
                     or share is None
-                    or is_estimate
                     or not 0 < cost <= share.left
                     or not share.begins <= now < share.ends
                     or (overrides.by_pk and overrides.find(rule.name, subject, clock.now()) is not share.override)
                 ):
                     self._take_back(parts, decides=decides)
                     return None
-                if now + share.ahead >= share.day_ends:
-                    self._begin_day(share, now + share.ahead)
                 share.left -= cost
                 share.spent = spent = share.spent + cost
                 share.hits += 1
@@ -234,12 +228,6 @@ class Prefetch:
         if share.hit.day is not None:
             self._unasked.add(place_of_hit(share.hit), {"a": share.hits, "u": share.units - share.hits})
         share.hits = share.units = share.parts = 0
-
-    def _begin_day(self, share: _Share, moment: int) -> None:
-        """Count what was spent until now for the day before, as the store does for what it decides."""
-        self._count(share)
-        share.hit = share.hit.at(moment, time_zone())
-        share.day_ends = _day_ends(share.hit)
 
     # --- asking the store ---------------------------------------------------------------------------------------------
 
@@ -345,16 +333,16 @@ class Prefetch:
                 if granted is None:
                     continue
                 hit, lease = answer.hits[number], flags[number, Flag.LEASED]
+                ahead, ends = reply.now - question.began, question.began + lease - lease // MARGIN
                 entry.share = _Share(
                     id=hit.ahead.new_id if hit.ahead else "",
                     left=granted,
                     begins=question.began,
-                    ends=question.began + lease - lease // MARGIN,
-                    ahead=reply.now - question.began,
+                    ends=ends if hit.day is None else min(ends, hit.day.ends - ahead),
+                    ahead=ahead,
                     hit=hit,
                     outcomes=[each for each in answer.decision.outcomes if (each.rule, each.subject) == hit.place],
                     override=overrides.find(entry.rule.name, hit.subject, answer.resolved.now),
-                    day_ends=_day_ends(hit),
                 )
                 entry.since, entry.asked = question.began, 0
 
@@ -387,10 +375,6 @@ class Prefetch:
             for (_, subject), entry in self.table.items():
                 if subject in subjects and entry.share is not None:
                     entry.share.left = entry.share.spent = 0
-
-
-def _day_ends(hit: Hit) -> int:
-    return maxsize if hit.day is None else hit.day.ends
 
 
 def takes_ahead(hits: Sequence[Hit]) -> bool:
