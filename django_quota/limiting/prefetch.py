@@ -6,6 +6,8 @@ counts the units as of the moment when they were taken, so no window admits more
 Every call to the store for the same rule and subject returns the share, except a peek: so a refund, a settlement and a
 refusal are based on what was really spent.
 
+What is spent is counted at the share. The metrics and the days take it from there each second, and when the share ends.
+
 A lease is measured from before the call was sent, by a clock that goes on while the machine sleeps. If the answer of a
 call is lost, its units are never spent: the store counts them until they expire. A forked process begins without
 shares.
