@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import select
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -189,7 +190,7 @@ class Wire:
         """Return the next reply. Raises redis-py's errors, also for an error reply."""
         reader = self._reader
         if not self._has_more:
-            data = self._received()
+            data = self._received(self._timeout)
             if data[:1] == b"$":  # as most replies: one string, which has arrived whole
                 head, _, rest = data.partition(b"\r\n")
                 length = head[1:]
@@ -199,17 +200,30 @@ class Wire:
         reply = reader.gets()
         while reply is NOT_ENOUGH or isinstance(reply, PUSHED):
             if reply is NOT_ENOUGH:
-                reader.feed(self._received())
+                reader.feed(self._received(self._timeout))
             reply = reader.gets()
         self._has_more = reader.has_data()
         if isinstance(reply, RedisError):
             raise reply
         return reply
 
-    def _received(self) -> bytes:
-        """Return bytes that have arrived. Those that arrive as the time-out ends are not late."""
+    def replies(self, number: int, seconds: float) -> Iterator[Any]:
+        """Yield the next replies, which have so many seconds together; an error reply as an error."""
+        reader, late = self._reader, time.monotonic() + seconds
+        for _ in range(number):
+            reply = reader.gets()
+            while reply is NOT_ENOUGH or isinstance(reply, PUSHED):
+                if reply is NOT_ENOUGH:
+                    left = math.ceil((late - time.monotonic()) * 1_000)
+                    reader.feed(self._received(max(0, min(left, MAX_POLL))))
+                reply = reader.gets()
+            self._has_more = reader.has_data()
+            yield reply
+
+    def _received(self, timeout: int | None) -> bytes:
+        """Return bytes that have arrived. Those that arrive as the time-out (milliseconds) ends are not late."""
         try:
-            if self._timeout is not None and not self._arrived(self._timeout):
+            if timeout is not None and not self._arrived(timeout):
                 raise TimeoutError  # noqa: TRY301
             try:
                 data: bytes = self._socket.recv(SIZE)
@@ -230,6 +244,11 @@ class Wire:
         self.connection.disconnect()
 
 
+def has_threads() -> bool:
+    """Say whether threads are those of the system; if not, gevent or eventlet has replaced them and the sockets."""
+    return socket.socket.__module__ == "socket"
+
+
 def _waiting_of(sock: Any) -> tuple[Callable[[int], Any], int | None]:
     """Return a function that waits until a socket has bytes or has ended, and how long to wait for a reply.
 
@@ -237,7 +256,7 @@ def _waiting_of(sock: Any) -> tuple[Callable[[int], Any], int | None]:
     socket no longer blocks: the second value is its time-out in milliseconds. None: the socket is encrypted, or of
     another library such as gevent, and keeps its own time-out.
     """
-    is_plain = type(sock) is socket.socket and socket.socket.__module__ == "socket" and hasattr(select, "poll")
+    is_plain = type(sock) is socket.socket and has_threads() and hasattr(select, "poll")
     if not is_plain:
         return partial(_arrived_at, sock), None
     timeout = min(math.ceil(sock.gettimeout() * 1_000), MAX_POLL)
