@@ -321,6 +321,19 @@ def test_a_lost_wire_is_one_failure_and_each_call_follows_its_on_unavailable(sil
     assert len(silent) == 1
 
 
+def test_a_function_of_the_site_greets_the_server(redis_server: RedisServer, settings: Any) -> None:
+    greeted: list[Any] = []
+
+    def greet(connection: Any) -> Any:
+        greeted.append(connection)
+        return connection.on_connect()
+
+    settings.CACHES = caches(redis_server, redis_connect_func=greet)
+
+    assert asyncio.run(acheck("9/m", "user:1"))
+    assert len(greeted) == 1
+
+
 def test_a_connection_on_which_a_server_says_more_than_it_was_asked_is_closed(settings: Any) -> None:
     opened, closed = list[int](), list[int]()
 
