@@ -287,6 +287,23 @@ def test_a_refusal_is_an_event_at_most_once_a_second(settings: Any, monkeypatch:
     get_limiter().unasked.flush()
 
 
+@pytest.mark.usefixtures("memory_store", "overridden")
+def test_a_refusal_is_signalled_at_once_after_the_clock_was_set_back() -> None:
+    override("b 0 0 ", "*", "user:1")
+    signals: list[str] = []
+
+    def hear(subject: str, **_: Any) -> None:
+        signals.append(subject)
+
+    refused.connect(hear)
+    for moment in (START + 60 * SECOND, START):
+        with freeze(moment):
+            check(RULE, "user:1")
+    refused.disconnect(hear)
+
+    assert signals == ["user:1"] * 2
+
+
 @pytest.mark.usefixtures("redis_cache", "overridden")
 def test_counts_wait_while_the_store_is_away_and_are_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     signals: list[tuple[str, str]] = []

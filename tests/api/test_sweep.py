@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from django_quota.core.keys import KEY_KINDS, key_of, subject_base, system_key
 from django_quota.exceptions import StoreUnavailable
 from django_quota.management.console import progress
+from django_quota.operating import sweep as sweeping
 from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SWEEP_SCAN_COUNT, SWEPT, Sweeper, SweepReport
 from django_quota.stores.scanning import Patience
 from django_quota.testing import freeze
@@ -140,6 +141,17 @@ def fill(raw: redis.Redis, sets_: int, entries: int = 3) -> None:
 
 def left(raw: redis.Redis) -> int:
     return len(cast("Any", raw).keys("quota:1:{user*"))
+
+
+def test_the_position_of_a_sweep_that_is_killed_expires(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "SAVE_INTERVAL", 0.0)
+    fill(raw, 4_000, entries=1)
+    ttls = set[Any]()
+
+    swept(advance=lambda _: ttls.add(raw.ttl(POSITION)))
+
+    assert -1 not in ttls
+    assert max(ttls) > 0
 
 
 def test_a_resumed_sweep_does_not_repeat_keys(raw: redis.Redis) -> None:
