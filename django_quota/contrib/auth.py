@@ -69,6 +69,9 @@ class LoginQuotaBackend:
     name_fields: tuple[str, ...] = ("username", "email", "phone")
     """The credentials that say who logs in, besides the `USERNAME_FIELD` of the user model."""
 
+    # Written twice, and not as one flow: `sensitive_variables` hides no variables of a generator, so an error report
+    # would show the password.
+
     @sensitive_variables()
     def authenticate(self, request: HttpRequest | None, **credentials: Any) -> Any:
         """Return the user that another backend accepts; None if this call is not limited.

@@ -113,6 +113,21 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         pytest.fail(f"These modules import each other in a circle: {error.args[1]}")
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("from django_quota import conf", id="at the top"),
+        pytest.param("if TYPE_CHECKING:\n from django_quota import conf", id="for types"),
+        pytest.param("def f():\n from django_quota import conf", id="in a function"),
+        pytest.param(
+            "class A:\n async def f(self):\n  try:\n   import django_quota.conf\n  finally: ...", id="in a method"
+        ),
+    ],
+)
+def test_an_import_is_found_wherever_it_stands(code: str) -> None:
+    assert [name for name, _ in imported_by(ast.parse(code))] == ["django_quota.conf"]
+
+
 PACKAGES_OF = {
     "allauth": {"allauth"},
     "celery": {"celery", "kombu"},
