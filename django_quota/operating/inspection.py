@@ -301,28 +301,35 @@ def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> N
             snapshot.unread[name] = text_in_words(given)
         elif isinstance(given, Rule) and given.tiers:
             tiers = possible_tiers(given, snapshot.subject, snapshot.tiers).items()
-            by_tier.append(
-                [
-                    (name, tier, run_sync(starting_flow(rule, snapshot.subject, starts)))
-                    for tier, rule in tiers
-                    if _is_readable(snapshot, rule, tier)
-                ]
-            )
-        elif isinstance(given, list):
-            plain.append((name, "", given))
-        elif _is_readable(snapshot, given):
-            plain.append((name, "", run_sync(starting_flow(given, snapshot.subject, starts))))
+            read = [(tier, _readable(snapshot, rule, starts, tier)) for tier, rule in tiers]
+            by_tier.append([(name, tier, rule) for tier, rule in read if rule is not None])
+        elif (rule_or_rules := given if isinstance(given, list) else _readable(snapshot, given, starts)) is not None:
+            plain.append((name, "", rule_or_rules))
     for questions in batches(plain, by_tier):
         snapshot.limits += _peek_at(snapshot, questions)
     order = {name: number for number, name in enumerate(rules)}
     snapshot.limits.sort(key=lambda limit: order[limit.rule])  # a stable sort, which keeps the order of tiers
 
 
-def _is_readable(snapshot: SubjectSnapshot, rule: Rule, tier: str = "") -> bool:
-    if not rule.dynamic and rule.limits:
-        return True
-    snapshot.unread[f"{rule.name} ({tier})" if tier else rule.name] = str(BY_REQUEST if rule.dynamic else UNLIMITED)
-    return False
+def _readable(snapshot: SubjectSnapshot, rule: Rule, starts: KnownStarts, tier: str = "") -> Rule | None:
+    """Return the rule with the periods of the subject; None, noting why, if its limits cannot be read."""
+    place = f"{rule.name} ({tier})" if tier else rule.name
+    if rule.dynamic or not rule.limits:
+        snapshot.unread[place] = str(BY_REQUEST if rule.dynamic else UNLIMITED)
+        return None
+    found = _started(rule, snapshot.subject, starts)
+    if isinstance(found, Rule):
+        return found
+    snapshot.unread[place] = found
+    return None
+
+
+def _started(rule: Rule, subject: str, starts: KnownStarts) -> Rule | str:
+    """Return the rule with the periods of a subject, or why its function failed: other limits can still be read."""
+    try:
+        return run_sync(starting_flow(rule, subject, starts))
+    except Exception as error:  # noqa: BLE001 — of the site
+        return f"starts=: {type(error).__name__}: {error}"
 
 
 def batches(plain: Sequence[T], by_tier: Iterable[Sequence[T]] = ()) -> Iterator[Sequence[T]]:
@@ -431,7 +438,8 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
         rule = given if isinstance(given, Rule) else None
         if rule is not None:
             rule = next(iter(possible_tiers(rule, subject, snapshot.tiers).values()), rule)
-            rule = run_sync(starting_flow(rule, subject, starts))
+            started = _started(rule, subject, starts)
+            rule = started if isinstance(started, Rule) else rule
         found = table.find(name, subject, max(override.begins, snapshot.now))
         if found is None or found.pk != override.pk:
             change.problem = gettext("Nothing changes, since this rule has an override of its own.")
@@ -499,9 +507,10 @@ def longer_subjects(subject: str, other_names: Collection[str] = ()) -> Sequence
 def _refusal_of(subject: str) -> Outcome | None:
     rules, keys, starts = known_rules(), known_keys(), KnownStarts()
     asked = [
-        Ask(run_sync(starting_flow(rule, subject, starts)), subject, 1)
+        Ask(started, subject, 1)
         for name, parts in keys.items()
         if is_given_by(parts, subject) and isinstance(rule := rules[name], Rule) and rule.limits
+        if isinstance(started := _started(rule, subject, starts), Rule)
     ]
     decision = get_limiter().decide(asked, "peek")
     return decision.binding if decision.enforced else None

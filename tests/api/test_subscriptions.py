@@ -22,7 +22,7 @@ from django_quota import (
     reserve,
     reset,
     usage,
-)  # fmt: skip
+)
 from django_quota.core.overrides import Override
 from django_quota.exceptions import RuleError
 from django_quota.features.reservations.calls import Reservation
@@ -225,6 +225,15 @@ def test_the_preview_of_an_override_keeps_what_the_period_has_used() -> None:
     preview = preview_override("org:7", Override(1, "org:7", "tokens", "rate", "20/month"))
 
     assert [limit.remaining for change in preview.changes for limit in change.then] == [17]
+
+
+def test_the_page_of_a_subject_says_why_a_function_failed() -> None:
+    DAYS["org:7"] = "2026-01-15"
+
+    snapshot = load_snapshot("org:7", ["tokens", "plain"])
+
+    assert [limit.rule for limit in snapshot.limits] == ["plain"]
+    assert "starts= of rule 'tokens', returned '2026-01-15'" in snapshot.unread["tokens"]
 
 
 def test_usage_by_period_adds_up_whole_periods_that_begin_in_the_span() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import WindowEntry
+from django_quota.core.algorithms.subscription import PeriodCount
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.flow import run_sync
 from django_quota.engine.asks import Ask
@@ -77,6 +78,8 @@ def live(now: int, *places: DictStates) -> dict[str, Any]:
             kept[key] = value
             if isinstance(value, tuple) and all(isinstance(entry, WindowEntry) for entry in value):
                 kept[key] = tuple(entry for entry in value if entry.expiry > now)
+            elif isinstance(value, PeriodCount):
+                kept[key] = value.used  # a count that was given back whole is remembered
             elif isinstance(value, Bucket):
                 kept[key] = value.tat if value.tat > now else None  # what was given back is the undoing's own
             elif ":day:" in key:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ _PLAIN = [
     Rule.make("fixed", "9/m", algorithm="fixed_window", daily=True),
     Rule.make("fixed-counted", "9/m", algorithm="fixed_window", count_refused=True, daily=False),
     Rule.make("calendar", "9/m; 40/d; 90/month", algorithm="calendar", tz="Europe/Berlin"),
+    Rule.make("started", "9/week; 40/month; 7/m", algorithm="calendar", starts=date(2025, 11, 21)),
     Rule.make("bucket", "7/m", algorithm="token_bucket"),
     Rule.make("burst", "7/m", algorithm="token_bucket", burst=20),
     Rule.make("burst-counted", "7/m", algorithm="token_bucket", burst=3, count_refused=True, ban=BAN),
