@@ -69,7 +69,7 @@ def _raise_flow(
         raise RuleError(f"by={by!r} is not a whole number from 1 to {MAX_COUNT}. Use, for example, 500_000.")
     known = known_rule(rule)
     name = yield from subject_under_flow(known, subject, "raise_limit()")
-    started = yield from started_flow(known, name)
+    started = known if until is not None else (yield from started_flow(known, name))
     ends: datetime | None = yield IOCall(_save, sync_to_async(_save), started, name, by, until)
     return ends
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_quota import (
@@ -123,9 +123,11 @@ def test_an_error_of_the_function_reaches_the_caller() -> None:
 
 
 def test_a_request_calls_the_function_once(rf: RequestFactory) -> None:
-    view = quota("9/month", algorithm="calendar", key="user", starts=started)(
-        quota("5/week", algorithm="calendar", key="user", starts=started, name="week")(lambda _: HttpResponse())
-    )
+    @quota("9/month", algorithm="calendar", key="user", starts=started)
+    @quota("5/week", algorithm="calendar", key="user", starts=started, name="week")
+    def view(_request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
     request = rf.get("/")
     request.user = User.objects.create(pk=7, username="ann")
 
