@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from django_quota.features.resets.calls import areset, reset
     from django_quota.features.slots.calls import lock, slot
     from django_quota.features.usage.days import ausage, usage
+    from django_quota.features.usage.lines import ausage_lines, usage_lines
     from django_quota.http.decorators import concurrency, quota
     from django_quota.http.limits import alimits_of, limits_of
     from django_quota.limiting.api import (
@@ -75,6 +76,10 @@ else:
         "django_quota.features.usage.days": (
             "ausage",
             "usage",
+        ),
+        "django_quota.features.usage.lines": (
+            "ausage_lines",
+            "usage_lines",
         ),
         "django_quota.http.decorators": (
             "concurrency",
@@ -137,6 +142,7 @@ __all__ = [
     "areset",
     "aunban",
     "ausage",
+    "ausage_lines",
     "ban",
     "check",
     "check_all",
@@ -156,6 +162,7 @@ __all__ = [
     "slot",
     "unban",
     "usage",
+    "usage_lines",
 ]
 
 __version__ = "0.2.0"

@@ -11,6 +11,7 @@ from django_quota.core.rules import RuleOptions
 from django_quota.features.counters.calls import Counter
 from django_quota.features.reservations.calls import Reservation
 from django_quota.features.slots.calls import Lease, Slot
+from django_quota.features.usage.lines import UsageLine
 from django_quota.http.limited_requests import QuotaRequest
 from django_quota.http.view_lookup import Endpoint
 from django_quota.http.wording import RefusalDetails
@@ -28,4 +29,5 @@ __all__ = [
     "RuleOptions",
     "RunningTotals",
     "Slot",
+    "UsageLine",
 ]

@@ -1,13 +1,10 @@
-"""CSV downloads: streamed in constant memory, safe to open in a spreadsheet."""
+"""CSV downloads, streamed under WSGI and ASGI."""
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
-from io import StringIO
-from itertools import islice
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -15,15 +12,7 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.http import content_disposition_header
 
-ROWS_PER_CHUNK = 2_000
-"""Rows in one part of a download."""
-
-_FORMULA = re.compile(r"""(?:^|(?<=[;,|\t\r\n"]))(?=[=+\-@\t\r\uff0b\uff0d\uff1d\uff20])""")
-"""Where a spreadsheet may start to read a formula.
-
-That is the start of a cell, or the place after any character that some spreadsheet takes for a separator: Excel with
-German, French or Spanish settings splits at semicolons. The last four characters are full-width `+`, `-`, `=` and `@`.
-"""
+from django_quota.features.usage.spreadsheets import csv_lines
 
 
 def csv_response(
@@ -40,24 +29,6 @@ def csv_response(
             "Cache-Control": "private, no-store",
         },
     )
-
-
-def csv_lines(header: Sequence[str], rows: Iterable[Sequence[Any]], batch_size: int = ROWS_PER_CHUNK) -> Iterator[str]:
-    """Yield the lines of a CSV file in batches. Every field is quoted, so a semicolon in a field separates nothing."""
-    remaining = iter(rows)
-    batch: list[Sequence[Any]] = [header]
-    while batch:
-        buffer = StringIO()
-        csv.writer(buffer, quoting=csv.QUOTE_ALL).writerows(map(escape_formula, row) for row in batch)
-        yield buffer.getvalue()
-        batch = list(islice(remaining, batch_size))
-
-
-def escape_formula(value: Any) -> Any:
-    """Return a value with an apostrophe before each part that a spreadsheet could run as a formula."""
-    if not isinstance(value, str):
-        return value
-    return _FORMULA.sub("'", value.encode(errors="backslashreplace").decode())
 
 
 async def _iterate_async(lines: Iterator[str]) -> AsyncIterator[str]:

@@ -14,8 +14,8 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from django_quota.admin.csv_export import ROWS_PER_CHUNK
 from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, MAX_LISTED, NEWEST, comes_after
+from django_quota.features.usage.spreadsheets import ROWS_PER_CHUNK
 from django_quota.models import DailyCounter
 from django_quota.testing import freeze
 from tests.support.databases import default_database, sqlite_database

@@ -29,8 +29,9 @@ from tests.support.steps import ALGORITHMS
 NAMES = {
     django_quota: """
         Decision Entry Rule Subject aacquire aban acheck acheck_all acquire alimits_of aonce apeek apeek_all
-        araise_limit arefund areserve areserve_all areset aunban ausage ban check check_all concurrency counter
-        limits_of lock once peek peek_all quota raise_limit refund reserve reserve_all reset slot unban usage
+        araise_limit arefund areserve areserve_all areset aunban ausage ausage_lines ban check check_all concurrency
+        counter limits_of lock once peek peek_all quota raise_limit refund reserve reserve_all reset slot unban usage
+        usage_lines
     """,
     adapters: """
         SlotRule adecide arefusal_response asettle attach_decision client_ip decide digest dotted_path
@@ -44,6 +45,7 @@ NAMES = {
     metrics: "RuleLabels counted observe running_totals unobserve",
     types: """
         Counter Endpoint Lease Outcome QuotaRequest Rate RefusalDetails Reservation RuleOptions RunningTotals Slot
+        UsageLine
     """,
 }
 """A name more is a promise more: each needs a user of the guides, or an integration."""

@@ -62,6 +62,24 @@ class Count(NamedTuple):
         return self.allowed + self.refused
 
 
+class _ByRule(dict[str, Count]):
+    """The counts of rules; a rule without checks has zeros."""
+
+    def __missing__(self, rule: str) -> Count:
+        if hasattr(dict, rule):  # Django's templates look for `.items` here first
+            raise KeyError(rule)
+        return Count()
+
+
+class _ByPeriod(dict[date, dict[str, Count]]):
+    """The counts of days or months; one without checks has no rules."""
+
+    def __missing__(self, period: date) -> dict[str, Count]:
+        if not isinstance(period, date):
+            raise KeyError(period)
+        return _ByRule()
+
+
 def total(counts: Iterable[Count]) -> Count:
     return Count(*map(sum, zip(*counts, strict=True)))
 
@@ -169,22 +187,16 @@ def usage(
     """Return what a subject has used from the day `since` until the day before `until`: for a bill.
 
     The result has, for each day (or month, by its first day), the rules with `allowed`, `refused` and `units`, the cost
-    of the allowed checks. With `by="period"`, it has the whole periods that begin on these days, by their first day: of
-    several rates of a rule, the longest of the calendar counts, as it is for the subject now; a rule without one is
-    reported by day. It includes what a roll-up has not moved yet. Each check counts once, even while a roll-up
-    runs or after one was killed. Days are in the zone `QUOTA["TIME_ZONE"]`.
+    of the allowed checks; `usage(...)[day]["api"]` is zeros if there were no checks. With `by="period"`, it has the
+    whole periods that begin on these days, by their first day: of several rates of a rule, the longest of the calendar
+    counts, as it is for the subject now; a rule without one is reported by day. It includes what a roll-up has not
+    moved yet. Each check counts once, even while a roll-up runs or after one was killed. Days are in the zone
+    `QUOTA["TIME_ZONE"]`.
 
     `subject`: a string such as `"org:7"`, or a user. Raises `RuleError` for a wrong argument, `StoreUnavailable`, and
     Django's `DatabaseError`: it never leaves out what it cannot read.
     """
-    given: list[tuple[str, object]] = [("since", since), ("until", until)]
-    for name, day in given:
-        if not isinstance(day, date) or isinstance(day, datetime):
-            raise RuleError(f"{name}={day!r} is not a date.", f"Use, for example, {name}=date(2026, 11, 1).")
-    if until <= since:
-        raise RuleError(f"until={until!r} is not after since={since!r}.", "The day `until` is not part of the usage.")
-    if by not in ("day", "month", "period"):
-        raise RuleError(f"by={by!r} is not 'day', 'month' or 'period'.")
+    check_period(since, until, by, "day", "month", "period")
     recent = recent_days(subject)
     last = until + LONGEST_PERIOD if by == "period" else until
     days = [day for day in recent if since <= day.day < last]
@@ -199,6 +211,19 @@ def usage(
         summed = _summed(rows, found, _FirstDays(recent[0].subject).of)
         return {first: rules for first, rules in summed.items() if since <= first < until}
     return _summed(rows, found, _first_of_month if by == "month" else _same_day)
+
+
+def check_period(since: date, until: date, by: str, *known: str) -> None:
+    """Raise `RuleError` unless these are two days, the second after the first, and `by` is one of the known words."""
+    given: list[tuple[str, object]] = [("since", since), ("until", until)]
+    for name, day in given:
+        if not isinstance(day, date) or isinstance(day, datetime):
+            raise RuleError(f"{name}={day!r} is not a date.", f"Use, for example, {name}=date(2026, 11, 1).")
+    if until <= since:
+        raise RuleError(f"until={until!r} is not after since={since!r}.", "The day `until` is not part of the usage.")
+    if by not in known:
+        *others, last = map(repr, known)
+        raise RuleError(f"by={by!r} is not {', '.join(others)} or {last}.")
 
 
 async def ausage(
@@ -268,9 +293,9 @@ def _summed(
         for place, count in each.counts.items():
             if not 0 < each.token <= rows.get(place, (Count(), 0))[1]:
                 counts[place] = total([counts.get(place, Count()), count])
-    summed: dict[date, dict[str, Count]] = {}
+    summed: dict[date, dict[str, Count]] = _ByPeriod()
     for place, count in sorted(counts.items()):
-        rules = summed.setdefault(first_day(place), {})
+        rules = summed.setdefault(first_day(place), _ByRule())
         rules[place.rule] = total([rules.get(place.rule, Count()), count])
     return summed
 

@@ -1,0 +1,239 @@
+"""The usage of all subjects, line by line, from the call and from `quota_usage`."""
+
+import asyncio
+import csv
+import inspect
+from datetime import date, datetime
+from io import StringIO
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.template import engines
+
+from django_quota import Rule, ausage_lines, check, usage, usage_lines
+from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.features.usage import lines as lines_module
+from django_quota.features.usage import rollup
+from django_quota.features.usage.rollup import roll_up
+from django_quota.limiting.registry import get_limiter
+from django_quota.models import DailyCounter
+from django_quota.testing import freeze
+from tests.support.commands import json_of
+
+pytestmark = [pytest.mark.usefixtures("either_store"), pytest.mark.django_db(transaction=True)]
+
+OCTOBER, NOVEMBER, DECEMBER = date(2026, 10, 1), date(2026, 11, 1), date(2026, 12, 1)
+API, MAIL = (Rule.make(name, "5/d", daily=True) for name in ("api", "mail"))
+
+
+def noon(day: str) -> datetime:
+    return datetime.fromisoformat(f"{day}T12:00:00+00:00")
+
+
+def counted(subject: str, day: str, rule: Rule = API, cost: int = 1) -> None:
+    """Count a check on a day, and move it to the database."""
+    with freeze(noon(day)):
+        check(rule, subject, cost)
+        list(roll_up(get_limiter().store))
+
+
+@pytest.fixture
+def october(either_store: None) -> None:
+    """Two subjects in October, one of them also in November."""
+    counted("user:2", "2026-10-31", cost=3)
+    counted("org:1", "2026-10-02", MAIL)
+    counted("org:1", "2026-10-02", cost=2)
+    counted("org:1", "2026-10-30", cost=4)
+    counted("org:1", "2026-11-01", cost=5)
+
+
+def shown(lines: Any) -> list[tuple[str, str, str, int]]:
+    return [(line.subject, line.rule, line.period.isoformat(), line.units) for line in lines]
+
+
+OF_OCTOBER = [
+    ("org:1", "api", "2026-10-01", 6),
+    ("org:1", "mail", "2026-10-01", 1),
+    ("user:2", "api", "2026-10-01", 3),
+]
+
+
+@pytest.mark.usefixtures("october")
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param({}, OF_OCTOBER, id="all rules"),
+        pytest.param({"rule": "mail"}, OF_OCTOBER[1:2], id="one rule"),
+        pytest.param({"rule": "none"}, [], id="a rule without checks"),
+        pytest.param(
+            {"by": "day", "rule": "api"},
+            [("org:1", "api", "2026-10-02", 2), ("org:1", "api", "2026-10-30", 4), ("user:2", "api", "2026-10-31", 3)],
+            id="by day",
+        ),
+    ],
+)
+def test_there_is_a_line_for_each_subject_and_rule_in_a_period(arguments: dict[str, Any], expected: Any) -> None:
+    assert shown(usage_lines(OCTOBER, NOVEMBER, **arguments)) == expected
+
+
+@pytest.mark.usefixtures("october")
+def test_two_months_have_a_line_each() -> None:
+    assert shown(usage_lines(OCTOBER, DECEMBER, rule="api"))[:2] == [OF_OCTOBER[0], ("org:1", "api", "2026-11-01", 5)]
+
+
+def test_what_waits_in_the_store_is_in_it() -> None:
+    with freeze(noon("2026-10-05")):
+        check(API, "user:2", 4)
+
+        assert shown(usage_lines(OCTOBER, NOVEMBER)) == [("user:2", "api", "2026-10-01", 4)]
+
+
+def test_a_refused_check_is_counted_without_units() -> None:
+    with freeze(noon("2026-10-05")):
+        for cost in (5, 1):
+            check(API, "user:2", cost)
+        (line,) = usage_lines(OCTOBER, NOVEMBER)
+
+    assert (line.allowed, line.refused, line.units) == (1, 1, 5)
+
+
+@pytest.mark.usefixtures("october")
+def test_an_id_stays_while_the_counts_change() -> None:
+    before = [line.id for line in usage_lines(OCTOBER, NOVEMBER)]
+    counted("user:2", "2026-10-30", cost=1)
+
+    assert [line.id for line in usage_lines(OCTOBER, NOVEMBER)] == before
+
+
+@pytest.mark.usefixtures("october")
+def test_no_two_lines_have_one_id() -> None:
+    lines = [*usage_lines(OCTOBER, DECEMBER), *usage_lines(OCTOBER, DECEMBER, by="day")]
+
+    assert len({line.id for line in lines}) == len(lines)
+
+
+def test_an_id_does_not_depend_on_the_site(settings: Any) -> None:
+    settings.SECRET_KEY = "another"
+    DailyCounter.objects.create(subject="user:2", rule="api", day=OCTOBER, units=1)
+
+    (line,) = usage_lines(OCTOBER, NOVEMBER)
+
+    assert line.id == "caa3f98fedcec0d72ee2fe9dd7a6d740"
+
+
+@pytest.mark.usefixtures("october")
+def test_async_code_gets_the_same_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "LINES_AT_ONCE", 2)
+
+    async def found() -> list[Any]:
+        return [line async for line in ausage_lines(OCTOBER, NOVEMBER)]
+
+    assert asyncio.run(found()) == list(usage_lines(OCTOBER, NOVEMBER))
+
+
+def test_it_reads_as_it_is_iterated() -> None:
+    assert inspect.isgenerator(usage_lines(OCTOBER, NOVEMBER))
+
+
+@pytest.mark.usefixtures("october")
+@pytest.mark.parametrize("until", [NOVEMBER, DECEMBER], ids=["a month that waits in part", "the current month"])
+def test_while_the_store_does_not_answer_it_leaves_out_nothing(until: date, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollup, "roll_up", Mock(side_effect=StoreUnavailable("no answer")))
+
+    with freeze(noon("2026-11-05")), pytest.raises(StoreUnavailable):
+        list(usage_lines(OCTOBER, until))
+
+
+@pytest.mark.usefixtures("october")
+def test_a_month_that_the_store_no_longer_keeps_is_read_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollup, "roll_up", Mock(side_effect=StoreUnavailable("no answer")))
+
+    with freeze(noon("2026-11-20")):
+        assert shown(usage_lines(OCTOBER, NOVEMBER)) == OF_OCTOBER
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param((OCTOBER, OCTOBER), "is not after since", id="no day"),
+        pytest.param(("2026-10-01", NOVEMBER), "is not a date", id="a string"),
+        pytest.param((OCTOBER, NOVEMBER, "week"), "is not 'day' or 'month'", id="a week"),
+        pytest.param((OCTOBER, NOVEMBER, "month", API), "is not the name of a rule", id="a rule"),
+    ],
+)
+def test_a_wrong_argument_is_an_error_at_once(arguments: Any, message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        usage_lines(*arguments)
+
+
+@pytest.mark.usefixtures("october")
+@pytest.mark.parametrize("key", ["user:2", "user:3"], ids=["another rule", "another subject"])
+def test_the_usage_of_a_subject_has_zeros_where_nothing_was_counted(key: str) -> None:
+    assert usage(key, OCTOBER, NOVEMBER, by="month")[OCTOBER]["mail"] == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("october")
+def test_a_template_loops_over_the_usage_of_a_subject() -> None:
+    template = (
+        "{% for month, rules in usage.items %}{% for rule, count in rules.items %}{{ rule }} {% endfor %}{% endfor %}"
+    )
+
+    shown = engines["django"].from_string(template).render({"usage": usage("org:1", OCTOBER, NOVEMBER, by="month")})
+
+    assert shown == "api mail "
+
+
+# --- quota_usage ------------------------------------------------------------------------------------------------------
+
+
+def printed(*words: str) -> str:
+    out = StringIO()
+    call_command("quota_usage", *words, stdout=out, stderr=StringIO())
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("october")
+def test_the_command_prints_the_lines_of_a_month() -> None:
+    assert printed("--month", "2026-10").splitlines() == [
+        "org:1  api: 6 units, 2 allowed, 0 refused",
+        "org:1  mail: 1 unit, 1 allowed, 0 refused",
+        "user:2  api: 3 units, 1 allowed, 0 refused",
+    ]
+
+
+@pytest.mark.usefixtures("october")
+def test_the_command_prints_the_last_whole_month() -> None:
+    with freeze(noon("2026-11-20")):
+        assert printed() == printed("--month", "2026-10")
+
+
+@pytest.mark.usefixtures("october")
+def test_the_command_prints_chosen_rules_one_after_the_other() -> None:
+    lines = printed("--month", "2026-10", "--rule", "mail", "--rule", "api").splitlines()
+
+    assert [line.split(":")[1] for line in lines] == ["1  mail", "1  api", "2  api"]
+
+
+@pytest.mark.usefixtures("october")
+def test_the_command_prints_json_by_line() -> None:
+    (line, *_), (first, *_) = json_of("quota_usage", month="2026-10"), usage_lines(OCTOBER, NOVEMBER)
+
+    assert line == {**first._asdict(), "period": "2026-10"}
+
+
+@pytest.mark.usefixtures("october")
+def test_the_command_prints_csv_with_a_header() -> None:
+    header, *rows = csv.reader(StringIO(printed("--month", "2026-10", "--csv")))
+
+    assert (header[1:4], [row[1:4] for row in rows]) == (
+        ["subject", "rule", "period"],
+        [[subject, rule, "2026-10"] for subject, rule, *_ in OF_OCTOBER],
+    )
+
+
+@pytest.mark.parametrize("month", ["2026-13", "2026-1", "october", "0000-01", "9999-12"])
+def test_the_command_refuses_what_is_not_a_month(month: str) -> None:
+    with pytest.raises(CommandError, match=f"--month {month}: use a year and a month, for example 2026-10."):
+        printed("--month", month)
