@@ -452,13 +452,16 @@ class TestLinkOfTheOverview:
 
 @pytest.mark.usefixtures("memory_store")
 class TestMemoryStore:
-    @pytest.mark.parametrize(
-        "words",
-        ["The memory store keeps no list of bans.", "The memory store keeps no events."],
-        ids=["a list", "a history"],
-    )
-    def test_the_page_says_that_it_has_not(self, words: str) -> None:
-        assert words in superuser().get(PAGE).content.decode()
+    def test_the_page_says_that_it_has_no_list(self) -> None:
+        assert "The memory store keeps no list of bans." in superuser().get(PAGE).content.decode()
+
+    def test_the_page_has_a_history(self) -> None:
+        check("1/m", "ip:192.0.2.77", ban={"after": "1/m", "for": "1h"})
+        check("1/m", "ip:192.0.2.77", ban={"after": "1/m", "for": "1h"})
+
+        history = superuser().get(PAGE).content.decode().partition("Bans that began recently")[2]
+
+        assert "ip:192.0.2.77" in history
 
 
 @pytest.mark.usefixtures("redis_cache")

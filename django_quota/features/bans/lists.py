@@ -123,7 +123,7 @@ class RecentBans(NamedTuple):
 
 
 def recent_bans(wanted: BanFilter) -> RecentBans:
-    """Return the bans that began recently, from the events; empty if the store keeps no events.
+    """Return the bans that began recently, from the events.
 
     Raises `StoreUnavailable`.
     """
