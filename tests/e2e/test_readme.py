@@ -276,7 +276,7 @@ def test_the_shown_plans_limit_by_plan_and_endpoint_are_bought_and_mail_the_cust
     for cost in (700, 100, 100, 100):
         check("api", cid, cost, tier="authenticated")
     User.objects.update(date_joined=datetime(2025, 12, 31, tzinfo=UTC))
-    month = Rule.make("api", "10/month", algorithm="calendar", starts=shown["started"])
+    month = Rule.make("month", "10/month", algorithm="calendar", starts=shown["started"])
     for subject, until in ((f"user:{ann.pk}", "28 February"), ("ip:203.0.113.9", "1 March")):
         with freeze(datetime(2027, 2, 10, tzinfo=UTC)):
             assert check(month, subject, 6)
