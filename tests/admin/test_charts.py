@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 from xml.etree import ElementTree
 
+import pytest
 from django.template.loader import render_to_string
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,3 +102,16 @@ def test_one_refusal_among_thousands_is_visible_in_a_sparkline() -> None:
     assert len(chart["allowed"]) == len(chart["refused"]) == 2
     assert "5001 allowed, 4 refused; at most 5001 in a minute" in chart["title"]
     assert sparkline([Minute()] * 60)["allowed"] == []
+
+
+@pytest.mark.parametrize(
+    ("count", "named"),
+    [
+        pytest.param(22, ["10 Mar", "17 Mar", "24 Mar", "31 Mar"], id="each week"),
+        pytest.param(90, ["6 Jan", "20 Jan", "3 Feb", "17 Feb", "3 Mar", "17 Mar", "31 Mar"], id="each second week"),
+    ],
+)
+def test_the_axis_names_the_last_day_and_days_before_it_that_are(count: int, named: list[str]) -> None:
+    days = [(date(2025, 3, 31) - timedelta(number), Count()) for number in reversed(range(count))]
+
+    assert [tick.text for tick in bar_chart(days)["ticks"]] == named

@@ -319,6 +319,18 @@ def test_what_is_taken_beside_a_refusal_that_blocks_nothing_makes_the_wait_longe
 
 
 @pytest.mark.usefixtures("memory_store")
+def test_what_one_rule_of_a_refusal_takes_makes_its_wait_longer() -> None:
+    leaky = Rule.make("leaky", "10/m", algorithm="leaky_bucket", cache_refusals=3)
+    entries: Any = [(leaky, SUBJECT, 4), (Rule.make("wide", "100/m", cache_refusals=3), SUBJECT)]
+    with freeze(NOON):
+        waits = [check_all(entries).retry_after for _ in range(3)]
+        check(leaky, SUBJECT, 1)
+        waits.append(check_all(entries).retry_after)
+
+    assert waits == [0, 0, 12, 18]
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_a_refusal_is_repeated_beside_a_rule_that_an_override_made_a_shadow(asked: list[int]) -> None:
     override("s 0 0 ", "watched", SUBJECT)
     entries: Any = [

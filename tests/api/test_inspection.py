@@ -11,7 +11,7 @@ from django.urls import path
 from django_quota import Rule, check, concurrency, peek, quota, reset, slot
 from django_quota.features.resets.calls import reset_found
 from django_quota.limiting.flusher import flusher
-from django_quota.operating.inspection import possible_tiers
+from django_quota.operating.inspection import possible_tiers, recent_refusals
 from django_quota.testing import freeze
 from tests.support.counts import bans_of, status_of
 from tests.support.overridden import override
@@ -169,6 +169,15 @@ class TestOnRedis:
             name = check("search", subject, 3).subject
 
             assert {limit["used"] for limit in status_of(name)["limits"] if limit["rule"] == "search"} == {3}
+
+    def test_the_newest_twenty_refusals_are_listed(self) -> None:
+        for number in range(25):
+            with freeze(START + number * SECOND):
+                check("0/m", SUBJECT)
+
+        moments = [event.at for event in recent_refusals(SUBJECT)]
+        assert len(moments) == 20
+        assert moments == sorted(moments, reverse=True)
 
     @any_subject
     def test_the_slots_of_any_subject_are_found(self, subject: str) -> None:
