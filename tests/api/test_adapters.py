@@ -20,6 +20,7 @@ from django_quota.adapters import (
     decide,
     refusal_response,
     set_body_parser,
+    write_refusal_headers,
 )
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
 from django_quota.metrics import observe, unobserve
@@ -50,6 +51,19 @@ def test_a_json_body_that_somebody_else_has_parsed_is_taken() -> None:
     with pytest.raises(UnicodeError):
         decide(sent(fail), rule)
     assert decide(sent(fail), shadow).outcomes == ()
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_an_answer_in_a_form_of_your_own_has_the_headers_of_a_refusal() -> None:
+    request = request_by()
+    decide(request, "1/m")
+    decision = attach_decision(request, decide(request, "1/m"))
+
+    own = write_refusal_headers(HttpResponse("no", status=429), decision)
+
+    usual = refusal_response(request, decision).headers
+    names = ("Retry-After", "Cache-Control", "RateLimit", "RateLimit-Policy")
+    assert [own.headers[name] for name in names] == [usual[name] for name in names]
 
 
 @pytest.mark.usefixtures("memory_store")
