@@ -24,10 +24,8 @@ from redis.exceptions import InvalidResponse, NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import check
-from django_quota.stores.redis import connections
 from django_quota.stores.redis import wire as reading
 from django_quota.stores.redis.errors import is_cut
-from django_quota.stores.redis.one_sender import SEPARATE
 from django_quota.stores.redis.wire import Wire
 from django_quota.testing.redis_server import RedisServer
 from tests.faults.calls import caches_at
@@ -108,34 +106,6 @@ def test_two_replies_that_arrive_together_are_two(ends: Any) -> None:
     server.sendall(b"+OK\r\n$1\r\na\r\n")
     assert [wire.read(), wire.read()] == [b"OK", b"a"]
     assert wire.is_ready()
-
-
-@pytest.mark.parametrize("part", [1, 3, 10**6], ids=["byte by byte", "in threes", "at once"])
-def test_the_replies_to_one_write_are_read_whole_however_they_arrive(ends: Any, part: int) -> None:
-    wire, server = ends
-    said = b"".join(said for said, _ in REPLIES.values() if len(said) < 1_000) + b"-ERR wrong\r\n"
-    expected = [reply for said, reply in REPLIES.values() if len(said) < 1_000]
-
-    def serve() -> None:
-        for first in range(0, len(said), part):
-            server.sendall(said[first : first + part])
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    *replies, error = wire.replies(len(expected) + 1, PATIENCE)
-    thread.join()
-    assert (replies, type(error)) == (expected, redis.ResponseError)
-    assert wire.is_ready()
-
-
-def test_the_replies_to_one_write_have_one_time_out_together(ends: Any) -> None:
-    """What has arrived when it ends is not late."""
-    wire, server = ends
-    server.sendall(b"+a\r\n+b\r\n$5\r\nab")
-    replies = wire.replies(3, 0)
-    assert [next(replies), next(replies)] == [b"a", b"b"]
-    with pytest.raises(RedisTimeoutError):
-        next(replies)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +290,7 @@ def interrupted_at(step: int) -> Iterator[None]:
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.endswith(("/connections.py", "/one_sender.py", "wire.py", "breaker.py")):
+        if not frame.f_code.co_filename.endswith(("connections.py", "wire.py", "breaker.py")):
             return None
         frame.f_trace_opcodes = True
         left -= event == "opcode"
@@ -341,11 +311,9 @@ def echoed(text: str) -> Any:
     return redis_store().server.pool.execute(["EVAL", "return ARGV[1]", 0, text]).decode()
 
 
-@pytest.mark.parametrize("separate", [SEPARATE, 0], ids=["alone", "as the one sender"])
 def test_a_call_that_is_interrupted_at_any_step_leaves_its_reply_to_nobody(
-    separate: int, redis_server: RedisServer, raw: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> None:
-    monkeypatch.setattr(connections, "SEPARATE", separate)
     settings.CACHES = caches(redis_server)
     assert echoed("warm") == "warm"
     for step in count(1):

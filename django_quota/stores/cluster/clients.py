@@ -11,7 +11,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 import redis.asyncio as aioredis
@@ -88,10 +87,9 @@ class SyncSide:
         self._lock = threading.Lock()
         self._pools: dict[Address, SyncPool] = {}
 
-    def execute(self, server: Address, breaker: Breaker, *, is_slow: bool) -> Callable[..., Any]:
-        """Return what sends a command to a server."""
-        pool = self._pools.get(server) or self._pools.setdefault(server, self.settings.sync_pool(server, breaker))
-        return partial(pool.execute, is_slow=is_slow)
+    def pool(self, server: Address, breaker: Breaker, *, is_slow: bool = False) -> SyncPool:  # noqa: ARG002
+        """Return the connections to a server."""
+        return self._pools.get(server) or self._pools.setdefault(server, self.settings.sync_pool(server, breaker))
 
     def connect(self) -> Any:
         """Return a new client, or that of a thread that was faster."""
@@ -150,10 +148,10 @@ class AsyncSide:
         self._pools: dict[Address, AsyncWire] = {}
         self._loading = Loading()
 
-    def execute(self, server: Address, breaker: Breaker, *, is_slow: bool) -> Callable[..., Any]:
-        """Return what sends a command to a server; if it takes long, over the wire beside the other."""
+    def pool(self, server: Address, breaker: Breaker, *, is_slow: bool = False) -> AsyncWire:
+        """Return the wire to a server, or the one beside it for what takes long."""
         wire = self._pools.get(server) or self._pools.setdefault(server, self.settings.async_wire(server, breaker))
-        return (wire.beside() if is_slow else wire).execute
+        return wire.beside() if is_slow else wire
 
     async def is_loaded_by_another(self, script: tuple[str, str]) -> bool:
         """Say whether another task has sent a script to a server, after its end; see `Loading.by_another`."""

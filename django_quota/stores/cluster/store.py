@@ -173,9 +173,9 @@ class ClusterStore(RedisStore):
         """Return the reply to a command of the server that has its slot, from wherever the servers redirect it."""
         server, is_asking = node_address(node), False
         for number in range(MAX_REDIRECTIONS):
-            execute = side.execute(server, self._breaker(get_node_name(*server)), is_slow=operation.is_slow)
+            pool = side.pool(server, self._breaker(get_node_name(*server)), is_slow=operation.is_slow)
             try:
-                return (yield partial(execute, command, gives_back=operation.gives_back, is_asking=is_asking))
+                return (yield partial(pool.execute, command, gives_back=operation.gives_back, is_asking=is_asking))
             except MovedError as error:  # before AskError: redis-py derives it from that
                 server, is_asking = _redirected(client, error), False
                 yield from self._note_move(side, client, error.slot_id, server)

@@ -31,9 +31,8 @@ from django_quota.stores.redis.errors import (
     of_this_process,
     server_answered,
 )
-from django_quota.stores.redis.one_sender import SEPARATE, OneSender
 from django_quota.stores.redis.settings import TIMEOUTS, has_sentinels, known_options, with_timeouts
-from django_quota.stores.redis.wire import Wire, has_threads
+from django_quota.stores.redis.wire import Wire
 
 # --- how connections are made -----------------------------------------------------------------------------------------
 
@@ -211,20 +210,14 @@ class SyncPool:
         self._generation = 0
         """Rises when the pool is closed. A wire of an older one was in use then, and is closed when it comes back."""
         self._permits: SimpleQueue[None] = SimpleQueue()
-        """One for each call that may be under way."""
+        """One for each connection that a call may use."""
         for _ in range(max_connections):
             self._permits.put(None)
-        self._one_sender = OneSender(source.options["socket_timeout"])
-        self._crowded = max_connections - SEPARATE if has_threads() else 0
-        """With fewer permits left, calls have one sender."""
 
-    def execute(
-        self, command: RedisCommand, *, gives_back: bool = False, is_asking: bool = False, is_slow: bool = False
-    ) -> Any:
+    def execute(self, command: RedisCommand, *, gives_back: bool = False, is_asking: bool = False) -> Any:
         """Send a command once, and return its reply. One that gives back waits its turn for longer.
 
-        `is_asking`: whether another server of a Cluster sent us here, since it moves the slot. `is_slow`: whether Redis
-        shall serve others before and after it.
+        `is_asking`: whether another server of a Cluster sent us here, since it moves the slot.
 
         Raises redis-py's errors, also for error replies; `StoreBusy` if nothing was sent because others keep this
         process busy.
@@ -235,9 +228,14 @@ class SyncPool:
         except Empty:
             self._wait(max(self._patience, GIVING_BACK) if gives_back else self._patience)
         try:
-            if self._permits.qsize() < self._crowded and not (is_asking or is_slow):
-                return self._one_sender.ask(sent, self._send)
-            return self._send(sent, is_asking=is_asking)
+            is_probe = self._breaker.enter()  # it may have opened while the call waited
+            try:
+                reply = self._ask(self._connected(), sent, is_asking=is_asking)
+            except BaseException as error:
+                self._breaker.leave(server_answered(error), is_probe=is_probe)
+                raise
+            self._breaker.succeeded()
+            return reply
         finally:
             self._permits.put(None)
 
@@ -247,38 +245,25 @@ class SyncPool:
         except Empty:
             raise StoreBusy(f"all connections of this process were in use for {seconds:g} s") from None
 
-    def _send(self, command: bytes, for_all: OneSender | None = None, *, is_asking: bool = False) -> Any:
-        """Send a command and return its reply; `for_all`: with those of all threads that wait.
-
-        The wire is closed if a reply may still come, which the next call must not read.
-        """
-        is_probe = self._breaker.enter()  # it may have opened while the call waited
+    def _ask(self, wire: Wire, command: bytes, *, is_asking: bool = False) -> Any:
+        """Return the reply over a wire. It is closed if a reply may still come, which the next must not read."""
         try:
-            wire = self._connected()
-            try:
-                if for_all is not None:
-                    reply = for_all.send(wire, command)
-                else:
-                    if is_asking:
-                        wire.send(ASKING + command)
-                        with suppress(ResponseError):  # the reply to the command shows it
-                            wire.read()
-                    else:
-                        wire.send(command)
-                    reply = wire.read()
-            except BaseException as error:
-                if not leaves_a_reply(error):
-                    self._keep(wire)
-                    raise
-                wire.close()
-                if isinstance(error, Exception):  # the others may lead nowhere, or to a replica, as well
-                    self._drop_idle()
-                raise
-            self._keep(wire)
+            if is_asking:
+                wire.send(ASKING + command)
+                with suppress(ResponseError):  # the reply to the command shows it
+                    wire.read()
+            else:
+                wire.send(command)
+            reply = wire.read()
         except BaseException as error:
-            self._breaker.leave(server_answered(error), is_probe=is_probe)
+            if not leaves_a_reply(error):
+                self._keep(wire)
+                raise
+            wire.close()
+            if isinstance(error, Exception):  # the others may lead nowhere, or to a replica, as well
+                self._drop_idle()
             raise
-        self._breaker.succeeded()
+        self._keep(wire)
         return reply
 
     def _keep(self, wire: Wire) -> None:

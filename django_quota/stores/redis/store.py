@@ -103,12 +103,11 @@ class RedisStore:
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Runner.run`."""
         pool, ours = self.server.pool, None
-        gives_back, is_slow = operation.gives_back, operation.is_slow
         try:
             try:
-                reply = pool.execute(operation.command(now), gives_back=gives_back, is_slow=is_slow)
+                reply = pool.execute(operation.command(now), gives_back=operation.gives_back)
             except NoScriptError:
-                reply = pool.execute(operation.in_full(now), gives_back=gives_back, is_slow=is_slow)
+                reply = pool.execute(operation.in_full(now), gives_back=operation.gives_back)
         except BaseException as error:
             if is_passthrough(error):
                 raise

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import select
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -190,7 +189,7 @@ class Wire:
         """Return the next reply. Raises redis-py's errors, also for an error reply."""
         reader = self._reader
         if not self._has_more:
-            data = self._received(self._timeout)
+            data = self._received()
             if data[:1] == b"$":  # as most replies: one string, which has arrived whole
                 head, _, rest = data.partition(b"\r\n")
                 length = head[1:]
@@ -200,30 +199,17 @@ class Wire:
         reply = reader.gets()
         while reply is NOT_ENOUGH or isinstance(reply, PUSHED):
             if reply is NOT_ENOUGH:
-                reader.feed(self._received(self._timeout))
+                reader.feed(self._received())
             reply = reader.gets()
         self._has_more = reader.has_data()
         if isinstance(reply, RedisError):
             raise reply
         return reply
 
-    def replies(self, number: int, seconds: float) -> Iterator[Any]:
-        """Yield the next replies, which have so many seconds together; an error reply as an error."""
-        reader, late = self._reader, time.monotonic() + seconds
-        for _ in range(number):
-            reply = reader.gets()
-            while reply is NOT_ENOUGH or isinstance(reply, PUSHED):
-                if reply is NOT_ENOUGH:
-                    left = math.ceil((late - time.monotonic()) * 1_000)
-                    reader.feed(self._received(max(0, min(left, MAX_POLL))))
-                reply = reader.gets()
-            self._has_more = reader.has_data()
-            yield reply
-
-    def _received(self, timeout: int | None) -> bytes:
-        """Return bytes that have arrived. Those that arrive as the time-out (milliseconds) ends are not late."""
+    def _received(self) -> bytes:
+        """Return bytes that have arrived. Those that arrive as the time-out ends are not late."""
         try:
-            if timeout is not None and not self._arrived(timeout):
+            if self._timeout is not None and not self._arrived(self._timeout):
                 raise TimeoutError  # noqa: TRY301
             try:
                 data: bytes = self._socket.recv(SIZE)
@@ -244,11 +230,6 @@ class Wire:
         self.connection.disconnect()
 
 
-def has_threads() -> bool:
-    """Say whether threads are those of the system; if not, gevent or eventlet has replaced them and the sockets."""
-    return socket.socket.__module__ == "socket"
-
-
 def _waiting_of(sock: Any) -> tuple[Callable[[int], Any], int | None]:
     """Return a function that waits until a socket has bytes or has ended, and how long to wait for a reply.
 
@@ -256,7 +237,7 @@ def _waiting_of(sock: Any) -> tuple[Callable[[int], Any], int | None]:
     socket no longer blocks: the second value is its time-out in milliseconds. None: the socket is encrypted, or of
     another library such as gevent, and keeps its own time-out.
     """
-    is_plain = type(sock) is socket.socket and has_threads() and hasattr(select, "poll")
+    is_plain = type(sock) is socket.socket and socket.socket.__module__ == "socket" and hasattr(select, "poll")
     if not is_plain:
         return partial(_arrived_at, sock), None
     timeout = min(math.ceil(sock.gettimeout() * 1_000), MAX_POLL)
