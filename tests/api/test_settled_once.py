@@ -1,16 +1,18 @@
 """A reservation is settled once, in whichever process, however often it is tried."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
-from django_quota import check, counter, peek, reserve, reserve_all
+from django_quota import areserve, check, counter, peek, reserve, reserve_all
 from django_quota.core.flow import IOCall, run_sync
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from django_quota.types import Reservation
+from tests.support.calls import both_ways
 from tests.support.counts import count_what_waits, units_of
 from tests.support.outages import no_answer
 from tests.support.overridden import override
@@ -124,6 +126,38 @@ class TestWhoSettles:
             Reservation.loads(reservation.dumps()).settle(200)
 
         assert CREDITS.get(ORG) == 800
+
+    @both_ways
+    def test_a_block_that_made_a_string_leaves_it_to_be_settled(self, is_async: bool) -> None:
+        texts = []
+
+        async def work() -> None:
+            async with areserve(CREDITS, ORG, 900) as reservation:
+                texts.append(reservation.dumps())
+
+        if is_async:
+            asyncio.run(work())
+        else:
+            with reserve(CREDITS, ORG, 900) as reservation:
+                texts.append(reservation.dumps())
+
+        Reservation.loads(texts[0]).settle(200)
+
+        assert CREDITS.get(ORG) == 800
+
+    def test_a_block_that_fails_gives_back_though_it_made_a_string(self) -> None:
+        texts = []
+
+        def fails() -> None:
+            with reserve(CREDITS, ORG, 900) as reservation:
+                texts.append(reservation.dumps())
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fails()
+        Reservation.loads(texts[0]).settle(200)
+
+        assert CREDITS.get(ORG) == 1_000
 
     def test_two_reservations_are_each_settled(self) -> None:
         texts = [reserve(CREDITS, ORG, 400).dumps() for _ in range(2)]

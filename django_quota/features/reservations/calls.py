@@ -160,7 +160,7 @@ class Reservation:
 
         It is settled once, here or there, within seven days: the store remembers that for so long. The string has under
         1,000 characters for a usual entry. It is signed with `SECRET_KEY`, so it cannot be changed; but anybody who has
-        it can settle it, so keep it on your servers.
+        it can settle it, so keep it on your servers. The end of a `with` block leaves the reservation to the string.
         """
         self._is_shared, self._receipt = True, self._receipt.for_others()
         return sign_receipt(self._receipt if self._unsettled else self._receipt.emptied())
@@ -270,8 +270,9 @@ class Reservation:
         return [validate_cost(cost, name) for cost, name in zip(numbers, names, strict=True)]
 
     def _is_left_to_block(self, error: BaseException | None) -> bool:
-        """Return whether the end of a block settles it: not if the block tried to, or if a stream does."""
-        return self.is_open and self._answer is None and not (self._has_stream and error is None)
+        """Return whether the end of a block settles it: not if the block tried to, or left it to a stream or string."""
+        is_left = (self._has_stream or self._is_shared) and error is None
+        return self.is_open and self._answer is None and not is_left
 
     def __enter__(self) -> Self:
         return self
