@@ -297,6 +297,11 @@ class QuotaSettings:
     legacy_headers = _flag(False)
     """Whether responses also have X-RateLimit-Limit, -Remaining and -Reset."""
 
+    credits_status: Setting[int] = Setting(
+        429, "Use 429, or 402 (Payment required).", lambda value: type(value) is int and value in (402, 429)
+    )
+    """The status of a refusal because a counter holds too little: 429 or 402."""
+
     template = _text("429.html", "Use, for example, '429.html'.", lambda name: name.strip() and name.isprintable())
     """The template of the 429 page."""
 

@@ -32,7 +32,11 @@ Receive: TypeAlias = Callable[[], Awaitable[SocketEvent]]
 Send: TypeAlias = Callable[[SocketEvent], Awaitable[None]]
 Application: TypeAlias = Callable[[Any, Any, Any], Awaitable[Any]]
 
-CLOSE_CODES = {HTTPStatus.TOO_MANY_REQUESTS: 4429, HTTPStatus.SERVICE_UNAVAILABLE: 4503}
+CLOSE_CODES = {
+    HTTPStatus.PAYMENT_REQUIRED: 4402,
+    HTTPStatus.TOO_MANY_REQUESTS: 4429,
+    HTTPStatus.SERVICE_UNAVAILABLE: 4503,
+}
 """The close code after a refused message: its status in the range of codes that applications may choose."""
 
 

@@ -1,7 +1,7 @@
 """A take: units of a counter that a request takes together with its limits, all or nothing.
 
-Counters are data, not limits: a take has no overrides, no events and no daily counts. It is refused if the store does
-not answer.
+Counters are data, not limits: a take has no overrides and no daily counts. It is refused if the store does not
+answer.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ class Take:
     warn_shares: ClassVar[tuple[int, ...]] = ()
     counting: ClassVar[tuple[StockLimit, ...]] = ()
     lowest_warn_share: ClassVar[str] = "0"
-    is_quiet: ClassVar[bool] = True
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether its refusals are no events: the keys of a group do not say whose they are."""
+        return self.group is not None
 
     @property
     def encoded(self) -> tuple[str, ...]:
         """Its options, encoded for `engine/lua/decide.lua`."""
-        return ("quiet", "leased") if self.leased_for else ("quiet",)
+        return (*(("quiet",) if self.is_quiet else ()), *(("leased",) if self.leased_for else ()))
 
     @property
     def limits(self) -> tuple[StockLimit, ...]:

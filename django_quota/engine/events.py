@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
-from django_quota.core.algorithms import ALGORITHMS, NEVER, Verdict
+from django_quota.core.algorithms import ALGORITHMS, NEVER, STOCK, Verdict
 from django_quota.core.clock import DAY, SECOND
 from django_quota.core.keys import subject_part
 from django_quota.engine.codec import EVENTS, EventKind, Flag, Flagged, Reply
@@ -273,7 +273,8 @@ def events_of(hits: Sequence[Hit], reply: Reply) -> list[EventRecord]:
             place = limit_refusing_longest(verdicts)
         elif kind == "near":
             place = _limit_near(hit, verdicts, value)
-        capacity, remaining = hit.limits[place].parameters.capacity, max(0, verdicts[place].remaining)
+        limit, remaining = hit.limits[place], max(0, verdicts[place].remaining)
+        capacity = remaining if limit.algorithm is STOCK else limit.parameters.capacity  # what a counter holds
         until, share = (0, value) if kind == "near" else (value, 0)
         subject, level = subject_part(hit.status_key), levels.get(index, 0)
         events.append(EventRecord(kind, hit.field, subject, until, level, capacity, remaining, share, hit.cost))

@@ -31,7 +31,7 @@ def log_refusal(response: HttpResponseBase, decision: Decision) -> None:
         return
     setattr(response, _LOGGED, True)
     last, now = _last_logged(decision.rule), clock.now()
-    if refusal_status(decision) == HTTPStatus.TOO_MANY_REQUESTS and not 0 <= now - last[0] < SECOND:
+    if refusal_status(decision) != HTTPStatus.SERVICE_UNAVAILABLE and not 0 <= now - last[0] < SECOND:
         last[0] = now
         extra = {"status_code": response.status_code, "request": None}  # what Django's own lines have
         rule, subject = decision.rule[:MAX_LOGGED], decision.subject[:MAX_LOGGED]

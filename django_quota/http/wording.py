@@ -88,7 +88,7 @@ class RefusalDetails(NamedTuple):
     """What the answer to a refused request says."""
 
     status: HTTPStatus
-    """429, or 503 if the store did not answer."""
+    """429, or 503 if the store did not answer; without enough credits that of `CREDITS_STATUS`."""
     message: str
     """What a visitor reads, in the active language: the limit, and when to try again."""
     wait: int | None
@@ -107,15 +107,22 @@ def whole_wait(decision: Decision) -> int | None:
 
 
 def refusal_status(decision: Decision) -> HTTPStatus:
-    """Return the status of a refusal: 429, or 503 if it was refused because the store did not answer."""
-    is_unavailable = decision.degraded and decision.binding is None
-    return HTTPStatus.SERVICE_UNAVAILABLE if is_unavailable else HTTPStatus.TOO_MANY_REQUESTS
+    """Return the status of a refusal: 429, or 503 if it was refused because the store did not answer.
+
+    If a counter holds too little, the setting `CREDITS_STATUS` says it.
+    """
+    if decision.degraded and decision.binding is None:
+        return HTTPStatus.SERVICE_UNAVAILABLE
+    is_of_credits = decision.binding is not None and isinstance(decision.binding.of, Held)
+    return HTTPStatus(current().credits_status) if is_of_credits else HTTPStatus.TOO_MANY_REQUESTS
 
 
 def title(decision: Decision, status: int) -> str:
-    """Return the title of a refusal with this status, 429 or 503."""
+    """Return the title of a refusal with this status: 429, 402 or 503."""
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return _("Service unavailable")
+    if status == HTTPStatus.PAYMENT_REQUIRED:
+        return _("Payment required")
     is_blocked = decision.binding is not None and decision.binding.why == "blocked"
     return _("Access blocked") if is_blocked else _("Too many requests")
 
@@ -153,7 +160,7 @@ def _limit_sentences(binding: Outcome) -> Iterator[str]:
     words["rate"] = rate_in_words(binding.rate)
     of = binding.of
     if isinstance(of, Held):
-        yield _("This request needs %(cost)s, and %(left)s are left.") % words
+        yield _("This request needs %(cost)s credits, and %(left)s are left.") % words
         return
     if limits_logins() and any(binding.rule == rule.name for rule in current().login):
         yield _("Too many failed logins: the limit is %(rate)s.") % words

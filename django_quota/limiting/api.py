@@ -208,7 +208,7 @@ def check_all(entries: Iterable[AnyEntry]) -> Decision:
 
     An entry may have a counter in place of the rule: `(counter("credits"), f"org:{org}", 900)` takes 900, or refuses if
     the counter holds less. Its `retry_after` is None then, because waiting does not help. Counters are data, not
-    limits: overrides and the setting `ENABLED` do not affect them, and they emit no events. While the store does not
+    limits: overrides and the setting `ENABLED` do not affect them. While the store does not
     answer, a call with a counter is refused; if only the answer was lost, the units were taken.
 
     Raises `RuleError` if there are no entries or more than 1,000, if a rule or a counter is listed twice for one

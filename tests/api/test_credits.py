@@ -1,6 +1,7 @@
 """Counters as entries of check_all, peek_all and reserve_all: limits and credits, all or nothing."""
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 from unittest.mock import Mock
@@ -20,7 +21,10 @@ from django_quota import (
     reserve_all,
 )
 from django_quota.adapters import refusal_response
+from django_quota.conf import current
 from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.features.events.stream import newest_events
+from django_quota.limiting.registry import get_limiter
 from django_quota.signals import refused
 from django_quota.testing import freeze
 from tests.support.calls import both_ways, called, calls_of, get
@@ -33,6 +37,7 @@ from tests.support.stores import current_store
 USER, ORG = "user:42", "org:7"
 RULES = {"tokens": "1000/m", "rpm": "3/m"}
 CREDITS = counter("credits", group="shop")
+OWN = counter("points")
 SALE: list[Any] = [("9/m", USER), (CREDITS, ORG, 10)]
 
 both_stores = pytest.mark.usefixtures("either_store", "credit")
@@ -227,6 +232,15 @@ class TestDebt:
         assert check_all([(CREDITS, ORG, 5)])
 
 
+@pytest.mark.usefixtures("redis_cache", "credit")
+def test_a_refusal_is_an_event_with_what_is_left() -> None:
+    OWN.set(ORG, 7)
+    check_all([(OWN, ORG, 1_900)])
+
+    (event,) = newest_events(get_limiter().store, current().prefix, 5)
+    assert (event.kind, event.rule, event.subject, event.remaining, event.capacity) == ("refused", "points", ORG, 7, 7)
+
+
 @both_stores
 def test_sixteen_threads_reserve_and_settle_without_a_unit_lost() -> None:
     def work(number: int) -> int:
@@ -318,13 +332,18 @@ class TestData:
 
         assert CREDITS.get(ORG) == 990
 
-    def test_no_signal_is_sent_for_it(self) -> None:
+    def test_a_refusal_sends_the_signal(self) -> None:
         refused.connect(heard := Mock())
 
-        check_all(entries(1_001))
-        check_all(entries(1_001, 1_001))
+        check_all([("rpm", USER), (OWN, ORG, 1)])
 
-        assert [call.kwargs["rule"].name for call in heard.call_args_list] == ["tokens"]
+        assert [call.kwargs["rule"].name for call in heard.call_args_list] == ["points"]
+
+    def test_a_refusal_of_a_counter_in_a_group_sends_no_signal(self) -> None:
+        refused.connect(heard := Mock())
+
+        assert not check_all(entries(1_001))
+        assert heard.call_args_list == []
 
     def test_the_counts_of_the_day_do_not_have_it(self) -> None:
         check_all(entries(1_001, 1_001))
@@ -357,9 +376,21 @@ class TestData:
         response = refusal_response(get(HTTP_ACCEPT=accept), check_all([("9/m", USER), (CREDITS, ORG, 1_900)]))
 
         assert response.status_code == 429
-        assert "This request needs" in response.content.decode()
+        assert "This request needs 1,900 credits, and 1,000 are left." in response.content.decode()
         assert response["RateLimit-Policy"].endswith('"credits";q=1000;qu="units"')
         assert response["RateLimit"].endswith('"credits";r=1000')
+
+    @pytest.mark.parametrize(
+        ("entry", "status"),
+        [((CREDITS, ORG, 1_900), 402), (("0/m", ORG), 429)],
+        ids=["without enough credits", "under a limit"],
+    )
+    def test_a_setting_chooses_the_status_without_enough_credits(self, entry: Any, status: int, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "CREDITS_STATUS": 402}
+
+        response = refusal_response(get(HTTP_ACCEPT="application/json"), check_all([entry]))
+
+        assert (response.status_code, json.loads(response.content)["status"]) == (status, status)
 
     @pytest.mark.parametrize("accept", ["application/json", "text/html", "text/plain"])
     def test_the_answer_names_no_time(self, accept: str) -> None:
