@@ -137,6 +137,7 @@ def test_the_finding_for_a_wrong_rule_says_what_to_write(value: Any, code: str, 
         ({"CACHE": "defualt"}, [("E003", "'defualt'", "Did you mean 'default'?")]),
         ({"PREFXI": "p", 5: 5}, [("E015", "'PREFXI'", "Did you mean 'PREFIX'? Otherwise"), ("E015", "5", "")]),
         ({"RESPONSE": "tests.nothing.teapot"}, [("E002", 'QUOTA["RESPONSE"]', "Use the path of a function")]),
+        ({"CREDITS_STATUS": 403}, [("E002", 'QUOTA["CREDITS_STATUS"] is 403.', "Use 429, or 402 (Payment required).")]),
         ({"TRUSTED_PROXIES": ["unix"], "TRUSTED_PROXY_COUNT": 1}, [("E002", "is set, too.", "Use one")]),
         ({"TRUSTED_PROXIES": ["unix", "::/0", "10.0.0.0/8"]}, [("W008", "'::/0'", "Name the networks")]),
         (
