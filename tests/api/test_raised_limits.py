@@ -224,8 +224,8 @@ def test_an_override_stays_that_is(override: Any, says: str) -> None:
     assert QuotaOverride.objects.values_list("pk", "rate").get() == (saved.pk, saved.rate)
 
 
-@pytest.mark.parametrize(("tier", "limits"), [("free", [5, 150]), ("pro", [1_050]), ("all", [])])
-def test_units_come_on_top_of_the_tier_that_the_subject_gets_later(tier: str, limits: list[int]) -> None:
+@pytest.mark.parametrize(("tier", "limits"), [("free", [5, 150]), ("pro", [1_050]), ("all", [None, None])])
+def test_units_come_on_top_of_the_tier_that_the_subject_gets_later(tier: str, limits: list[int | None]) -> None:
     plans = Rule.make("plans", {"free": "5/h; 100/d", "pro": "1000/d", "all": None}, tier=lambda request: "free")
     raise_limit(plans, "org:7", 50)
 
@@ -252,12 +252,12 @@ class TestFactor:
         ("entry", "limits"),
         [
             pytest.param(Entry(PLANS, "org:7", tier="free"), [15, 300], id="a tier"),
-            pytest.param(Entry(PLANS, "org:7", tier="all"), [], id="a tier without rates"),
+            pytest.param(Entry(PLANS, "org:7", tier="all"), [None, None], id="a tier without rates"),
             pytest.param((BUCKET, "org:7"), [7], id="a bucket, whose burst stays"),
             pytest.param((OF_REQUEST, HttpRequest()), [12], id="a rate of a function"),
         ],
     )
-    def test_it_multiplies(self, entry: Any, limits: list[int]) -> None:
+    def test_it_multiplies(self, entry: Any, limits: list[int | None]) -> None:
         assert [each.limit for each in peek_all([entry]).outcomes] == limits
 
     def test_a_bucket_refills_at_the_multiplied_rate(self) -> None:
