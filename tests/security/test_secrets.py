@@ -187,6 +187,7 @@ WAYS: list[Callable[[], Any]] = [
 ]
 
 
+@pytest.mark.django_db
 def test_the_password_is_in_no_error_report_log_or_signal(
     raw: Any, heard: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

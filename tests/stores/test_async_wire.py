@@ -79,11 +79,11 @@ def test_a_write_has_so_many_commands_at_most_and_the_tasks_of_a_turn_share_it(
         send(line, commands, late)
 
     async def ask() -> None:
-        await acheck("99/m", "user:1")
+        await acheck("999/m", "user:1")
         monkeypatch.setattr(Line, "send", noted)
-        await asyncio.gather(*(acheck("99/m", "user:1") for _ in range(10)))
+        await asyncio.gather(*(acheck("999/m", "user:1") for _ in range(10)))
         assert written == [10]
-        await asyncio.gather(*(acheck("99/m", "user:1") for _ in range(200)))
+        await asyncio.gather(*(acheck("999/m", "user:1") for _ in range(200)))
         assert sum(written) == 210
 
     asyncio.run(ask())

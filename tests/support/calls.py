@@ -13,6 +13,8 @@ from django.test import AsyncClient, Client, RequestFactory
 from django_quota import acheck, aonce, check, once
 from django_quota.core.flow import run_async, run_sync
 from django_quota.core.matching import Match, Target
+from django_quota.engine.decide import Decide
+from django_quota.engine.events import AppendEvents
 from django_quota.subjects.keys import subject_flow
 from tests.support.stores import spy
 
@@ -76,15 +78,21 @@ def calls_in(function: Callable[[], object]) -> int:
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note every call of the store from now on, sync and async."""
+    """Note every call of the store from now on, sync and async, but those that write the events of a decision."""
     calls: list[int] = []
-    spy(monkeypatch, lambda _: calls.append(1))
+    spy(monkeypatch, lambda operation: None if isinstance(operation, AppendEvents) else calls.append(1))
     return calls
 
 
 def limits_of_each_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note of each call that decides how many limits it has."""
     counted: list[int] = []
-    spy(monkeypatch, lambda operation: counted.append(sum(len(hit.limits) for hit in operation.hits)))
+
+    def note(operation: Any) -> None:
+        if isinstance(operation, Decide):
+            counted.append(sum(len(hit.limits) for hit in operation.hits))
+
+    spy(monkeypatch, note)
     return counted
 
 
