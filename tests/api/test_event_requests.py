@@ -265,7 +265,7 @@ def append(*records: EventRecord, log: EventLog, now: int | None = None) -> None
 
 def test_redis_keeps_no_event_for_longer_than_its_days(redis_cache: Any, raw: redis.Redis) -> None:
     log = event_log_of("quota", 100, 30)
-    seconds, _ = raw.time()  # type: ignore[misc]
+    seconds, _ = raw.time()
     for days in (40, 31, 29):
         fields: Any = record(subject=f"user:{days}")._asdict()
         raw.xadd(log.keys[0], fields, id=f"{(seconds - days * 86_400) * 1_000}-0")

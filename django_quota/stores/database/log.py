@@ -113,7 +113,7 @@ class Expired(NamedTuple):
 class KeptEvents(NamedTuple):
     """Which events a log keeps."""
 
-    number: int
+    most: int
     """How many."""
     span: int
     """For how long, in microseconds."""
@@ -133,7 +133,7 @@ def _conditions(store: Tables, now: int, keep: KeptEvents) -> Iterator[tuple[str
     yield STATE_TABLE, Statement("hour <= ?", (now // SWEEP_HOUR,))
     yield BAN_TABLE, Statement("until <= ?", (now,))
     logs = [log for (log,) in store.read(lambda _: _LOGS)]
-    values = [value for log in logs for value in (log, log, keep.number)]
+    values = [value for log in logs for value in (log, log, keep.most)]
     yield EVENT_TABLE, Statement(" OR ".join([_OLD, *[_BEYOND] * len(logs)]), (now - keep.span, *values))
 
 
