@@ -122,10 +122,13 @@ class Places:
     def each(self, act: Callable[[Run], Any], now: int) -> Any:
         """Do the same in each place, and return the reply. All must store the same, for the same time."""
         self.age(now)
-        replies = [_plain(act(run)) for run in (self.in_redis, self.in_memory, self.in_database, self.specified)]
-        assert all(reply == replies[0] for reply in replies[1:]), replies
+        runs = {"Redis": self.in_redis, "memory": self.in_memory, "the database": self.in_database}
+        replies = {place: _plain(act(run)) for place, run in runs.items()}
+        meant = _plain(act(self.specified))
+        differing = [f"{place} replied {reply}" for place, reply in replies.items() if reply != meant]
+        assert not differing, f"The specification says {meant}, but {', and '.join(differing)}"
         self.compare()
-        return replies[0]
+        return meant
 
     def age(self, now: int) -> None:
         """Let it be `now` for the TTLs in Redis, too, and drop everywhere what expires there within a minute."""
@@ -137,13 +140,17 @@ class Places:
     def compare(self) -> None:
         """Compare what is stored after an operation, and when it expires."""
         kept = self.states.kept
-        assert self.memory.kept() == kept
+        assert self.memory.kept() == kept, "memory and the specification keep different states"
         rows = self.rows()
         assert {key: rows[key] for key in rows.keys() - self.swept} == {
             key: kept[key] for key in kept.keys() - self.swept
-        }
+        }, "the database and the specification keep different states"
         lying = self._found()
-        assert {key: each.value for key, each in lying.items()} == {key: _in_texts(kept[key][0]) for key in kept}
+        in_redis, meant = (
+            {key: each.value for key, each in lying.items()},
+            {key: _in_texts(kept[key][0]) for key in kept},
+        )
+        assert in_redis == meant, "Redis and the specification keep different states"
         renamed = max((ends for key, ends in self._ends.items() if key not in lying), default=0)
         for key, each in lying.items():
             needed = kept[key][1] + HOUR
