@@ -269,10 +269,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "indexes": [
-                    models.Index(fields=["batch", "id"], name="django_quota_event_order"),
-                    models.Index(fields=["at"], name="django_quota_event_at"),
-                ],
+                "indexes": [models.Index(fields=["batch", "id"], name="django_quota_event_order")],
             },
         ),
         migrations.CreateModel(

@@ -509,7 +509,7 @@ class TestActions:
 
     @pytest.mark.parametrize("action", ["exempt_selected", "block_selected", "expire_selected"])
     def test_each_says_when_the_override_was_changed(self, action: str) -> None:
-        saved = row("user:1", mode="rate", rate="5/m")
+        saved = row("user:4711", mode="rate", rate="5/m")
 
         do(superuser(), action, [saved])
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,8 +27,8 @@ from django_quota import (
     reset,
     unban,
 )
+from django_quota.core import clock
 from django_quota.exceptions import QuotaExceeded, RuleError
-from django_quota.limiting import refusals
 from django_quota.testing import clear, freeze
 from tests.support.calls import before_the_next_answer_is_read, both, calls_of, fetch
 from tests.support.commands import json_of
@@ -89,7 +88,7 @@ class TestARefusalIsRepeated:
         self, seconds: int, calls: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         elapsed = [10**15]
-        monkeypatch.setattr(refusals, "time", SimpleNamespace(monotonic_ns=lambda: elapsed[0]))
+        monkeypatch.setattr(clock, "_steady_clock", lambda: elapsed[0])
         fill("1/h", cache_refusals=10)
         asked.clear()
 
@@ -124,16 +123,21 @@ class TestARefusalIsRepeated:
         with freeze(NOON + 5 * SECOND):
             assert check("1/5s", SUBJECT, cache_refusals=60)
 
-    @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has a clock that runs in a sleep")
     def test_and_not_beyond_a_sleep_of_the_machine(self, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
         fill(cache_refusals=10)
         asked.clear()
-        awake = time.clock_gettime_ns
-        monkeypatch.setattr(time, "clock_gettime_ns", lambda of: awake(of) + 11 * 10**9)
+        awake = clock._steady_clock
+        monkeypatch.setattr(clock, "_steady_clock", lambda: awake() + 11 * 10**9)
 
         check("1/m", SUBJECT, cache_refusals=10)
 
         assert len(asked) == 1
+
+    @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux has a clock that runs in a sleep")
+    def test_by_a_clock_that_goes_on_while_the_machine_sleeps(self) -> None:
+        of_system: Any = clock._steady_clock
+
+        assert (of_system.func, of_system.args) == (time.clock_gettime_ns, (time.CLOCK_BOOTTIME,))
 
     def test_by_the_setting_unless_the_rule_says_otherwise(self, settings: Any, monkeypatch: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": 1.5}

@@ -52,9 +52,6 @@ class ByRule(ByUser):
     throttle_scope = "drf"
 
 
-AnonRateThrottle.THROTTLE_RATES = {"anon": "1/m"}
-
-
 def request_from(address: str) -> Any:
     request = get(REMOTE_ADDR=address)
     request.user = AnonymousUser()
@@ -71,7 +68,8 @@ def request_from(address: str) -> Any:
         pytest.param(ByRule.as_view(), id="a rule of REST framework"),
     ]
 )
-def view(request: pytest.FixtureRequest, settings: Any) -> Callable[..., Any]:
+def view(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr(AnonRateThrottle, "THROTTLE_RATES", {"anon": "1/m"})
     settings.QUOTA = {**settings.QUOTA, "RULES": {"drf": {"rate": "1/m", "key": "global"}}}
     return request.param  # type: ignore[no-any-return]
 

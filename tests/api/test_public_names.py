@@ -35,7 +35,7 @@ NAMES = {
     """,
     adapters: """
         SlotRule adecide arefusal_response asettle attach_decision client_ip decide digest dotted_path
-        endpoints enter_queue has_middleware limits_view now read_rule read_subject refusal_details
+        endpoints enter_queue has_middleware is_exempt limits_view now read_rule read_subject refusal_details
         refusal_response register_late_views register_rule_finder register_view_check set_body_parser settle
         take_waiting_rules take_waiting_slots write_headers write_refusal_headers
     """,

@@ -296,7 +296,7 @@ class TestReserveAll:
                 [1, 2], r"\[1, 2\] has 2 numbers, but the reservation has 3 entries", id="a list that is too short"
             ),
             pytest.param(
-                {"tmp": 3}, "Rule 'tmp' is not in the reservation. Did you mean 'tpm'", id="a misspelled rule"
+                {"tmp": 3}, "names 'tmp', which is not in the reservation. Did you mean 'tpm'", id="a misspelled rule"
             ),
             pytest.param({"tpm": -3}, "-3", id="a cost below 0"),
             pytest.param(
