@@ -518,7 +518,7 @@ def _check_tiers(site: _Site) -> Iterator[CheckMessage]:
             continue
         missing = " and ".join(repr(each) for each in DEFAULT_TIERS if each not in tiers)
         yield finding(
-            "W052",
+            "W049",
             f"{what} has no tier {missing}: a request is refused, or has the smallest share, if "
             f"{dotted_path(tier)} returns None or a name that is none of {', '.join(map(repr, tiers))}.",
             f'Add a tier "{DEFAULT}" for all others.',

@@ -67,7 +67,7 @@ def test_a_good_configuration_has_no_findings(quota: Any) -> None:
 )
 def test_a_tier_function_without_a_tier_for_all_others_is_a_warning(tiers: Any, missing: str) -> None:
     rules = {"api": {"rate": tiers, "tier": "builtins.str", "match": "/"}}
-    found = [each.msg for each in findings({"RULES": rules}) if each.id == "django_quota.W052"]
+    found = [each.msg for each in findings({"RULES": rules}) if each.id == "django_quota.W049"]
     assert [f"has no tier {missing}: " in each for each in found] == ([True] if missing else [])
 
 
