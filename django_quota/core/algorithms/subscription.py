@@ -1,6 +1,6 @@
 """The calendar window whose weeks, months and years begin on a day of the subject: `starts=`.
 
-See `engine/lua/subscription.lua`. It is chosen by `starts=`, and people know it as `calendar`.
+See `subscription.lua`. It is chosen by `starts=`, and people know it as `calendar`.
 
 A subject's day may change while units are in use. They stay counted until the first beginning of a period, under the
 day of then, that is not before the end of their own period as it was when that was opened, and is after the last hit.
