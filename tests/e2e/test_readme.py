@@ -99,10 +99,10 @@ def test_the_figures_of_the_readme_are_not_better_than_those_measured() -> None:
     assert float(ours[3]) / float(limits[3]) < 0.5  # "less than half the CPU"
     assert float(ours[4]) / float(limits[4]) < 0.55  # "about half of the time"
     chaos = rows("docs/reliability.md", "<!-- make chaos: begin -->")
-    assert len(chaos) == 13
-    assert sum(int(tried.replace(",", "")) for _, tried, *_ in chaos) >= 95_000
+    assert len(chaos) == 17
+    assert sum(int(tried.replace(",", "")) for _, tried, *_ in chaos) >= 120_000
     assert {(exceptions, over) for _, _, exceptions, over, *_ in chaos} == {("0", "0")}
-    assert all(int(cells[5]) <= 300 for cells in chaos if cells[0].startswith("Hangs"))
+    assert all(int(cells[5]) <= 550 for cells in chaos if cells[0].startswith("Hangs"))
 
 
 @pytest.mark.usefixtures("memory_store")
