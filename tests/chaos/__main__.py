@@ -10,11 +10,11 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import django
 import redis
@@ -63,8 +63,8 @@ def main() -> None:
         print(lines[-1], flush=True)
         if options.write and scene.name == "killed":
             (ROOT / PICTURE).write_text(picture(scene.title, accounts, times))
-    for play_all in (_play_floods, _play_leaving, _play_sharing):
-        more, words = play_all(chosen, program)
+    for table in TABLES:
+        more, words = _play_table(table, chosen, program)
         lines += more
         broken += words
     if not options.scene:
@@ -86,42 +86,48 @@ def main() -> None:
     sys.exit(1 if broken else 0)
 
 
-def _play_floods(chosen: Sequence[str], program: Path) -> tuple[list[str], list[str]]:
-    """Return the lines of the floods, and which promises were broken."""
-    lines, broken = _head(FLOOD_COLUMNS), list[str]()
-    for flood in FLOODS:
-        if flood.name in chosen:
-            found = play_flood(flood, program)
-            cells = f"{found.tried:,} | {found.passed} | {found.degraded:,} | {found.seconds:.0f}"
-            lines.append(f"| {flood.title} | {cells} |")
-            broken += [f"{flood.name}: {words}" for words in found.broken]
-            print(lines[-1], flush=True)
-    return lines if len(lines) > len(_head(FLOOD_COLUMNS)) else [], broken
+class Table(NamedTuple):
+    """A table of scenes of one kind, after that of the failures."""
+
+    columns: Sequence[str]
+    scenes: Sequence[Any]
+    play: Callable[[Any, Path], Any]
+    cells: Callable[[Any], str]
+    """The cells after the title of a scene, by its figures."""
 
 
-def _play_leaving(chosen: Sequence[str], program: Path) -> tuple[list[str], list[str]]:
-    """Return the lines of the streams that nobody reads, and which promises were broken."""
-    lines, broken = _head(LEAVING_COLUMNS), list[str]()
-    for leaving in LEAVING:
-        if leaving.name in chosen:
-            found = play_leaving(leaving, program)
-            lines.append(f"| {leaving.title} | {found.tried:,} | {found.streams:,} | {sum(found.held.values())} |")
-            broken += [f"{leaving.name}: {words}" for words in found.broken]
-            print(lines[-1], flush=True)
-    return lines if len(lines) > len(_head(LEAVING_COLUMNS)) else [], broken
+TABLES = (
+    Table(
+        FLOOD_COLUMNS,
+        FLOODS,
+        play_flood,
+        lambda found: f"{found.tried:,} | {found.passed} | {found.degraded:,} | {found.seconds:.0f}",
+    ),
+    Table(
+        LEAVING_COLUMNS,
+        LEAVING,
+        play_leaving,
+        lambda found: f"{found.tried:,} | {found.streams:,} | {sum(found.held.values())}",
+    ),
+    Table(
+        SHARING_COLUMNS,
+        SHARING,
+        play_sharing,
+        lambda found: f"{found.tried:,} | {found.killed} | {found.admitted:,} | {found.spent:,} | {found.most}",
+    ),
+)
 
 
-def _play_sharing(chosen: Sequence[str], program: Path) -> tuple[list[str], list[str]]:
-    """Return the lines of the workers that take units ahead, and which promises were broken."""
-    lines, broken = _head(SHARING_COLUMNS), list[str]()
-    for sharing in SHARING:
-        if sharing.name in chosen:
-            found = play_sharing(sharing, program)
-            cells = f"{found.tried:,} | {found.killed} | {found.admitted:,} | {found.spent:,} | {found.most}"
-            lines.append(f"| {sharing.title} | {cells} |")
-            broken += [f"{sharing.name}: {words}" for words in found.broken]
-            print(lines[-1], flush=True)
-    return lines if len(lines) > len(_head(SHARING_COLUMNS)) else [], broken
+def _play_table(table: Table, chosen: Sequence[str], program: Path) -> tuple[list[str], list[str]]:
+    """Return the lines of a table, none if none of its scenes is chosen, and which promises were broken."""
+    rows, broken = list[str](), list[str]()
+    for scene in table.scenes:
+        if scene.name in chosen:
+            found = table.play(scene, program)
+            rows.append(f"| {scene.title} | {table.cells(found)} |")
+            broken += [f"{scene.name}: {words}" for words in found.broken]
+            print(rows[-1], flush=True)
+    return [*_head(table.columns), *rows] if rows else [], broken
 
 
 def _head(columns: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tests.chaos.servers import Server, running
 from tests.chaos.site import configure, one_alias
 from tests.support.processes import ended, processes, started
-from tests.support.windows import most_in_a_window
+from tests.support.windows import most_in_a_window, paced
 
 SUBJECT = "user:7"
 LIMIT, LEASE = 500, 0.05
@@ -170,12 +170,7 @@ def _ask(file: Path, until: int) -> None:
     rule = Rule.make("shared", f"{LIMIT}/s", key="user", prefetch=LEASE, on_unavailable="deny")
     pause = int(10**9 * WORKERS / LIMIT / TIMES)
     out = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    due = time.monotonic_ns()
-    while (asked := time.monotonic_ns()) < until:
-        if asked < due:
-            time.sleep((due - asked) / 1e9)
-            continue
-        due += pause
+    for asked in paced(until, pause):
         decision = check(rule, SUBJECT)
         at = time.monotonic_ns() if decision.allowed else 0
         os.write(out, _ANSWER.pack(asked, at, decision.approximate, decision.degraded))

@@ -21,7 +21,7 @@ from django_quota.testing import freeze, server_programs
 from tests.support.processes import ended, forks, in_child, processes, started
 from tests.support.steps import START
 from tests.support.turns import Turns, in_turn
-from tests.support.windows import Hit, most_in_a_window
+from tests.support.windows import Hit, most_in_a_window, paced
 
 SUBJECT = "user:1"
 PROCESSES = 4
@@ -37,12 +37,7 @@ on_each_store = pytest.mark.parametrize(
 def ask(rule: Rule, file: Path, until: int, pause: int) -> None:
     """Ask in turn every `pause` nanoseconds until a moment; write each answer down at once."""
     out = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    due = time.monotonic_ns()
-    while (asked := time.monotonic_ns()) < until:
-        if asked < due:
-            time.sleep((due - asked) / 1e9)
-            continue
-        due += pause
+    for asked in paced(until, pause):
         allowed = check(rule, SUBJECT).allowed
         os.write(out, struct.pack("<qq", asked, time.monotonic_ns() if allowed else 0))
 
