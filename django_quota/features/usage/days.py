@@ -282,6 +282,17 @@ class _FirstDays:
         return max(limits, key=lambda limit: limit.rate.period, default=None)
 
 
+def add_unmoved(counts: dict[RowKey, Count], found: Iterable[DayCounts], tokens: Mapping[RowKey, int]) -> None:
+    """Add the store's counts, without those that rows have already, since a move was killed after it had added them.
+
+    `tokens`: those of the rows.
+    """
+    for each in found:
+        for place, count in each.counts.items():
+            if not 0 < each.token <= tokens.get(place, 0):
+                counts[place] = total([counts.get(place, Count()), count])
+
+
 def _summed(
     rows: Mapping[RowKey, tuple[Count, int]],
     found: Iterable[DayCounts],
@@ -289,10 +300,7 @@ def _summed(
 ) -> dict[date, dict[str, Count]]:
     """Return the sum of the rows and the store's counts, without counts set aside that the rows already have."""
     counts = {place: count for place, (count, _) in rows.items()}
-    for each in found:
-        for place, count in each.counts.items():
-            if not 0 < each.token <= rows.get(place, (Count(), 0))[1]:
-                counts[place] = total([counts.get(place, Count()), count])
+    add_unmoved(counts, found, {place: token for place, (_, token) in rows.items()})
     summed: dict[date, dict[str, Count]] = _ByPeriod()
     for place, count in sorted(counts.items()):
         rules = summed.setdefault(first_day(place), _ByRule())

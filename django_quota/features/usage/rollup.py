@@ -20,7 +20,7 @@ from django.db import DatabaseError, connections, router, transaction
 
 from django_quota.conf import current
 from django_quota.core.clock import frozen_now
-from django_quota.features.usage.days import ASIDE, Count, DayCounts, RowKey, SubjectDay, find_days, total
+from django_quota.features.usage.days import ASIDE, Count, DayCounts, RowKey, SubjectDay, add_unmoved, find_days, total
 from django_quota.features.usage.operations import DropAside, ReadDays, SetAside
 from django_quota.models import DailyCounter
 from django_quota.stores.base import AskedAgain, Runner, Store, all_well, asked_once
@@ -88,10 +88,7 @@ def _counted_now(store: Runner, days: Collection[SubjectDay], using: str) -> Rol
     done = RollupResult()
     for day, hashes in zip(days, replies, strict=True):
         new: dict[RowKey, Count] = {}
-        for found in [DayCounts.read(day, flat) for flat in hashes]:
-            for place, count in found.counts.items():
-                if not 0 < found.token <= tokens.get(place, 0):  # a move that was killed has added these
-                    new[place] = total([new.get(place, Count()), count])
+        add_unmoved(new, [DayCounts.read(day, flat) for flat in hashes], tokens)
         if new:
             done.add(RollupResult(1, len(new), *total(new.values())))
     return done
