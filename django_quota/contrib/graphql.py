@@ -21,30 +21,28 @@ from graphql.language import (
 )
 
 from django_quota.exceptions import RuleError
+from django_quota.types import Rate
 
-__all__ = ["MAX_QUERY_COST", "MAX_TOKENS", "query_cost"]
-
-MAX_QUERY_COST = 10**12
-"""The highest cost of a request: the highest that a rule takes."""
+__all__ = ["MAX_TOKENS", "query_cost"]
 
 MAX_TOKENS = 10_000
-"""Words and marks in a query. A longer one is not read, and costs `MAX_QUERY_COST`."""
+"""Tokens of a query. One with more is not read, and costs the most that a rule takes."""
 
 
 def query_cost(costs: Mapping[str, int] | None = None) -> Callable[[HttpRequest], int]:
     """Return a function for `cost=` of a rule: it returns what the GraphQL queries of a request cost together.
 
     Each field of the first level costs 1, under whichever alias, also in a fragment. `costs` has the costs of other
-    fields, 0 to 10^12, on every level: `{"search": 10}`. Without an operation name the dearest operation counts.
+    fields, 0 to 10^12, on every level: `{"search": 10}`. Without an operation name, the one that costs most counts.
 
-    What is no query costs 1: the view answers that it is wrong. So does a persisted query, of which only the name is
-    sent. Raises `RuleError` if a cost is wrong.
+    A request without a query that can be read costs 1: the view answers it with an error. So does a persisted query,
+    of which only the name is sent. Raises `RuleError` if a cost is wrong.
     """
     prices = dict(costs or {})
     for name, price in prices.items():
-        if type(price) is not int or not 0 <= price <= MAX_QUERY_COST:
+        if type(price) is not int or not 0 <= price <= Rate.max_count:
             raise RuleError(
-                f"query_cost() has {price!r} for {name!r}, which is not a whole number from 0 to {MAX_QUERY_COST}.",
+                f"query_cost() has {price!r} for {name!r}, which is not a whole number from 0 to {Rate.max_count}.",
                 "Write, for example, query_cost({'search': 10}).",
             )
 
@@ -53,7 +51,7 @@ def query_cost(costs: Mapping[str, int] | None = None) -> Callable[[HttpRequest]
             total = sum(_cost_of(sent, prices) for sent in _sent(request))
         except (ValueError, LookupError, RecursionError):
             return 1
-        return min(total, MAX_QUERY_COST)
+        return min(total, Rate.max_count)
 
     return cost
 
@@ -79,7 +77,7 @@ def _cost_of(sent: Any, prices: Mapping[str, int]) -> int:
     try:
         document = parse(query, no_location=True, max_tokens=MAX_TOKENS)
     except GraphQLError as error:
-        return MAX_QUERY_COST if "more than" in error.message else 1
+        return Rate.max_count if "more than" in error.message else 1
     name = sent.get("operationName")
     operations = [each for each in document.definitions if isinstance(each, OperationDefinitionNode)]
     named = [each for each in operations if each.name and each.name.value == name]

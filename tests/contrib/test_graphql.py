@@ -11,8 +11,9 @@ from django.test import AsyncRequestFactory, RequestFactory
 from strawberry.django.views import AsyncGraphQLView, GraphQLView
 
 from django_quota import quota
-from django_quota.contrib.graphql import MAX_QUERY_COST, MAX_TOKENS, query_cost
+from django_quota.contrib.graphql import MAX_TOKENS, query_cost
 from django_quota.exceptions import RuleError
+from django_quota.types import Rate
 from tests.support.pages import run_page
 
 
@@ -39,15 +40,15 @@ DOUBLED = "{...f0} " + " ".join(
         pytest.param("{ book { ...all } } fragment all on Book { title search }", 11, id="a fragment on a lower level"),
         pytest.param("{ ...all } fragment all on Query { a ...all }", 1, id="a fragment in itself"),
         pytest.param("{ ...gone a }", 1, id="a fragment that is missing"),
-        pytest.param(f"{DOUBLED} fragment f40 on Query {{ a }}", MAX_QUERY_COST, id="fragments that double each other"),
+        pytest.param(f"{DOUBLED} fragment f40 on Query {{ a }}", Rate.max_count, id="fragments that double each other"),
         pytest.param("mutation { a b }", 2, id="a mutation"),
-        pytest.param("query one { a } query two { a b }", 2, id="the dearest of two operations"),
+        pytest.param("query one { a } query two { a b }", 2, id="the one of two operations that costs most"),
         pytest.param("{ a", 1, id="no query"),
         pytest.param("", 1, id="an empty query"),
         pytest.param(None, 1, id="a persisted query"),
         pytest.param(7, 1, id="a number"),
         pytest.param("{" * 5_000, 1, id="nothing but braces"),
-        pytest.param("{" + "a " * MAX_TOKENS + "}", MAX_QUERY_COST, id="too long"),
+        pytest.param("{" + "a " * MAX_TOKENS + "}", Rate.max_count, id="too long"),
         pytest.param("fragment all on Query { a }", 1, id="no operation"),
     ],
 )
@@ -86,7 +87,7 @@ def test_a_body_without_a_query_costs_one(body: bytes) -> None:
     assert query_cost()(RequestFactory().post("/", body, content_type="application/json")) == 1
 
 
-@pytest.mark.parametrize("price", [-1, 1.5, True, MAX_QUERY_COST + 1, "10"])
+@pytest.mark.parametrize("price", [-1, 1.5, True, Rate.max_count + 1, "10"])
 def test_a_wrong_price_is_an_error_that_names_it(price: Any) -> None:
     with pytest.raises(RuleError, match="for 'search', which is not a whole number"):
         query_cost({"search": price})
