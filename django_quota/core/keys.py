@@ -126,6 +126,11 @@ def leased_part(limit: StockLimit) -> str:
     return f"leased:{field(limit.rule)}"
 
 
+def counter_key(key: str) -> str:
+    """Return the key of a counter. `key`: that of its units that reservations with a lease have taken."""
+    return key.replace("}:leased:", "}:c:", 1)
+
+
 def ahead_key(key: str) -> str:
     """Return the key of the units that processes have taken ahead under a limit. `key`: that of the limit's state."""
     return key.replace("}:r:", "}:a:", 1)

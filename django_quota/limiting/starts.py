@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from django.http import HttpRequest
 
+from django_quota.core.caching import kept_on
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow
 from django_quota.core.rules import Rule, dotted_path, is_day
@@ -24,11 +25,7 @@ STARTS = "_django_quota_starts"
 
 def starts_of(request: HttpRequest) -> KnownStarts:
     """Return what `starts` functions have returned for a request, so that it calls each once for a subject."""
-    found: KnownStarts | None = getattr(request, STARTS, None)
-    if found is None:
-        found = {}
-        setattr(request, STARTS, found)
-    return found
+    return kept_on(request, STARTS, KnownStarts)
 
 
 def starting_flow(rule: Rule, subject: str, known: KnownStarts) -> Flow[Rule]:

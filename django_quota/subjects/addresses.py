@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any
 
 from django.http import HttpRequest
 
@@ -93,14 +94,10 @@ def is_from_exempt_network(request: HttpRequest) -> bool:
 def is_inside(address: str, networks: Sequence[Network]) -> bool:
     """Return whether an address or a network, as a subject has it, is in one of these networks."""
     try:
-        own = network_of(address)
+        own: Any = network_of(address)
     except ValueError:
         return False
-    return any(
-        (isinstance(own, IPv4Network) and isinstance(network, IPv4Network) and own.subnet_of(network))
-        or (isinstance(own, IPv6Network) and isinstance(network, IPv6Network) and own.subnet_of(network))
-        for network in networks
-    )
+    return any(own.version == network.version and own.subnet_of(network) for network in networks)
 
 
 def is_trusted_proxy(address: str) -> bool:

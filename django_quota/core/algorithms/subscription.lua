@@ -8,6 +8,11 @@
 local window = need('fixed_window')
 local SLACK = 432000000000 -- how much longer the longest period of a unit is than the shortest: five days
 
+-- Until when an open count counts: at most two periods away.
+local function stop_of(limit)
+  return limit.ends <= limit.b and limit.b or limit.ends <= limit.c and limit.c or limit.d
+end
+
 -- Reads what is counted, unless a period has begun since its end and its last hit.
 local function read(limit)
   limit.count, limit.stop, limit.begin = 0, now, nil
@@ -17,7 +22,7 @@ local function read(limit)
   ends, last = ends + 0, last + 0
   if ends <= limit.a and last < limit.a then return end
   limit.count, limit.ends, limit.begin, limit.last = count + 0, ends, begin + 0, last
-  if limit.count > 0 then limit.stop = ends <= limit.b and limit.b or ends <= limit.c and limit.c or limit.d end
+  if limit.count > 0 then limit.stop = stop_of(limit) end
 end
 
 -- It is remembered until a period must have begun since, whatever the subject's day is then.
@@ -53,7 +58,7 @@ return {
     local full = over and MOST or math.max(limit.capacity, limit.count)
     limit.count = math.min(limit.count + limit.cost, full)
     write(limit)
-    local stop = limit.ends <= limit.b and limit.b or limit.ends <= limit.c and limit.c or limit.d
-    return limit.capacity - limit.count, 0, stop - now, stop - now
+    local reset = stop_of(limit) - now
+    return limit.capacity - limit.count, 0, reset, reset
   end,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from django_quota.core.keys import counter_key
 from django_quota.engine.leased_units import give_back_ended
 from django_quota.engine.operations import Operation, Script, States, keep, script
 
@@ -42,7 +43,7 @@ class GiveBackEnded(Operation):
     gives_back: ClassVar[bool] = True
 
     def __init__(self, leased_key: str) -> None:
-        super().__init__([leased_key, leased_key.replace("}:leased:", "}:c:", 1)])
+        super().__init__([leased_key, counter_key(leased_key)])
 
     def has_written(self, reply: Any) -> bool:
         return bool(reply)
