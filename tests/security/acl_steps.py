@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
+from uuid import uuid4
 
 import redis
 from django.core.management import call_command
@@ -130,7 +131,7 @@ def events() -> None:
 
 
 def admin_pages() -> None:
-    client = superuser(f"root-{id(object())}")
+    client = superuser(f"root-{uuid4()}")
     QuotaOverride.objects.get_or_create(subject=WHO, rule="login", mode="exempt")
     for page in ("overview/", "ban/", "subject/", "quotaoverride/", "dailycounter/", "overview/content/"):
         client.get(f"{ADMIN}/{page}")

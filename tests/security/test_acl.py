@@ -74,14 +74,15 @@ class Guarded:
 
     def denied(self, user: str, step: Step) -> set[str]:
         """Return what a step was denied: names of commands, and keys."""
-        failed = False
+        failure: Exception | None = None
         try:
             self.run(step, user)
-        except Exception:  # noqa: BLE001 — what was denied says more
-            failed = True
+        except Exception as error:  # noqa: BLE001 — what was denied says more
+            failure = error
         self.be("")
         found = denied(self.client)
-        assert found or not failed, f"{step.__name__} failed, and not for a permission"
+        if failure and not found:
+            raise AssertionError(f"{step.__name__} failed, and not for a permission") from failure
         return found
 
 
