@@ -7,8 +7,7 @@ precedence over one of all rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from ipaddress import ip_network
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +16,9 @@ ALL_RULES = "*"
 
 EVERYBODY = "*"
 """The subject that stands for all subjects."""
+
+MAX_LOOK_UPS = 8192
+"""For how many subjects a table remembers what it has found."""
 
 OverrideMode = Literal["rate", "exempt", "blocked", "shadow"]
 
@@ -49,7 +51,6 @@ class _Size(NamedTuple):
     length: int
 
 
-@lru_cache(maxsize=8192)
 def _bits_of(subject: str) -> tuple[_Size, int] | None:
     """Return the size of the network that a subject names (an address is the smallest one), and the bits it shares."""
     kind, _, text = subject.partition(":")
@@ -86,6 +87,9 @@ class OverrideTable:
         """The overrides of networks, by size, then by the bits that their addresses share."""
         self._sizes: list[_Size] = []
         """The sizes of these networks, the smallest network first."""
+        self._found: dict[str, Sequence[tuple[Override, ...]]] = {}
+        """The overrides of the subjects that were looked up last. A change replaces it, so that a look-up that began
+        before the change remembers nothing that was true only then."""
         for override in overrides:
             self.put(override)
 
@@ -119,8 +123,18 @@ class OverrideTable:
         """Return the overrides for a subject under any rule, the most specific subjects first."""
         return [override for step in self._steps(subject) for override in step]
 
-    def _steps(self, subject: str) -> list[tuple[Override, ...]]:
+    def _steps(self, subject: str) -> Sequence[tuple[Override, ...]]:
         """Return the overrides of the subject itself, of its networks, of its kind and of everybody."""
+        found = self._found
+        steps = found.get(subject)
+        if steps is None:
+            steps = self._steps_now(subject)
+            if len(found) >= MAX_LOOK_UPS:
+                found.clear()
+            found[subject] = steps
+        return steps
+
+    def _steps_now(self, subject: str) -> Sequence[tuple[Override, ...]]:
         find, kind = self._by_subject.get, subject.partition(":")[0]
         steps = [own] if (own := find(subject)) else []
         if self._sizes and kind == "ip":
@@ -139,9 +153,10 @@ class OverrideTable:
             return []
         (version, length), bits = address
         return [
-            self._by_network[size].get(bits >> length - size.length, ())
+            found
             for size in self._sizes
             if size.version == version and size.length <= length
+            if (found := self._by_network[size].get(bits >> length - size.length))
         ]
 
     # --- changes ------------------------------------------------------------------------------------------------------
@@ -183,3 +198,4 @@ class OverrideTable:
             table[place] = others + replacement
         else:
             table.pop(place, None)
+        self._found = {}

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota.core.overrides import Override, OverrideTable
+from django_quota.core.overrides import MAX_LOOK_UPS, Override, OverrideTable
 from tests.support.inputs import inputs
 
 ADDRESSES = ("0.0.0.0", "192.0.2.1", "192.0.2.2", "255.255.255.255", "::", "2001:db8::1", "2001:db8:0:1::1")
@@ -140,6 +140,30 @@ def test_a_look_up_during_a_change_finds_a_block() -> None:
     finally:
         thread.join()
         sys.setswitchinterval(before)
+
+
+def test_a_look_up_that_a_change_overtakes_is_not_remembered() -> None:
+    """The block comes when the look-up has seen that the subject itself has no override."""
+    table = OverrideTable([Override(1, "user:*", "*", "exempt")])
+
+    class Overtaken(str):
+        __slots__ = ()
+
+        def __contains__(self, part: str) -> bool:  # type: ignore[override]
+            table.put(Override(2, str(self), "*", "blocked"))
+            return super().__contains__(part)
+
+    table.find("a", Overtaken("user:1"), 0)
+    found = table.find("a", "user:1", 0)
+    assert found is not None
+    assert found.mode == "blocked"
+
+
+def test_what_is_remembered_of_many_subjects_stays_small() -> None:
+    table = OverrideTable([Override(1, "*", "*", "blocked")])
+    for number in range(2 * MAX_LOOK_UPS):
+        table.find("a", f"user:{number}", 0)
+    assert len(table._found) <= MAX_LOOK_UPS
 
 
 def test_a_block_that_another_one_without_an_end_follows_has_no_end() -> None:
