@@ -423,7 +423,8 @@ _ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
 
 
 def _rule_of_call(rule_or_rate: RuleOrRate, options: Mapping[str, object]) -> Rule:
-    refuse_options_of_requests(options)
+    if options:
+        refuse_options_of_requests(options)
     try:
         return rule_of(rule_or_rate, options)
     except RateError:
@@ -437,7 +438,7 @@ def _rule_of_call(rule_or_rate: RuleOrRate, options: Mapping[str, object]) -> Ru
 
 def refuse_options_of_requests(options: Mapping[str, object]) -> None:
     """Raise `RuleError` if an option of a call chooses which requests are limited, such as `methods`."""
-    for option in OF_REQUESTS.intersection(options) if options else ():
+    for option in OF_REQUESTS.intersection(options):
         raise RuleError(f"{option}= chooses requests, so calls do not take it.", "Decide in your code whether to call.")
 
 
