@@ -28,7 +28,7 @@ SPENT_END = ":p"
 """How the field of the hits ends that were spent of what a process had taken ahead."""
 
 FIELDS = 1_000
-"""How many fields a hash has at most; further rules are counted together under `OTHER`."""
+"""How many fields of rules a hash has at most; further rules are counted together under `OTHER`."""
 
 OTHER = "*"
 """The field of all further rules together; no rule has this field."""
@@ -89,7 +89,8 @@ class AddMetrics(Operation):
         for key, kept in ((keys.day, METRICS_DAY_TTL), (keys.minute, MINUTE_TTL), (keys.totals, TOTAL_TTL)):
             fields = dict(states.get(key, now) or {})
             for field, count in self.counts.items():
-                name = field if field in fields or len(fields) < FIELDS else f"{OTHER}{field[-2:]}"
+                has_room = field in fields or len(fields) < FIELDS or field == OUTAGES
+                name = field if has_room else f"{OTHER}{field[-2:]}"
                 fields[name] = fields.get(name, 0) + count
             keep(states, key, fields, now + kept)
         refused = dict(states.get(keys.refused, now) or {})

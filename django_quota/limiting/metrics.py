@@ -218,7 +218,7 @@ class DecisionMetrics:
 
     def _add(self, counted_as: str, times: int = 1) -> None:
         counts = self._counts
-        if counted_as not in counts and len(counts) >= FIELDS:
+        if counted_as not in counts and len(counts) >= FIELDS and counted_as != OUTAGES:
             counted_as = OTHER + counted_as[-2:]
         counts[counted_as] = counts.get(counted_as, 0) + times
 

@@ -18,10 +18,13 @@ from django.test import RequestFactory
 from django_quota import Rule, acheck, check, check_all, reserve
 from django_quota.adapters import decide
 from django_quota.core import clock
+from django_quota.core.keys import system_key
+from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.usage.days import Count, last_tiers, recent_usage
 from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.registry import get_limiter
+from django_quota.operating.activity import running_totals
 from django_quota.signals import refused
 from django_quota.testing import RedisServer, freeze
 from tests.support.commands import PATIENCE, json_of, managing, wait_until
@@ -107,6 +110,29 @@ class TestWhatIsCounted:
 
         with freeze(self.BEGINS + 86_400 * SECOND):
             assert checks_of_today() == {}
+
+
+class TestAnOutage:
+    @pytest.mark.usefixtures("either_store")
+    def test_it_is_counted_apart_though_the_store_has_its_most_rules(self) -> None:
+        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", system_key("quota", "totals"), "{!}n")
+        current_store().run(AddMetrics(keys, 1, {f"rule-{number}:a": 1 for number in range(FIELDS)}, {}, {}))
+        get_limiter().metrics.count_outage()
+        check("1/m", SUBJECT, name="late")
+
+        found = running_totals()
+
+        assert found.outages == 1
+        assert [rule.allowed for rule in found.rules if rule.is_rest] == [1]
+
+    @pytest.mark.usefixtures("memory_store")
+    def test_it_is_counted_apart_though_as_many_rules_wait_as_may(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with_room_for_metrics(3, 3, monkeypatch)
+        for number in range(3):
+            check("1/m", SUBJECT, name=f"rule{number}")
+        get_limiter().metrics.count_outage()
+
+        assert running_totals().outages == 1
 
 
 @pytest.mark.usefixtures("memory_store")

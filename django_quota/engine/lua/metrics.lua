@@ -9,6 +9,7 @@
 --            these, each with its count or, of slots, for how long it is remembered, in microseconds
 -- reply  1
 local FIELDS = 1000 -- of a hash; further rules are counted together, under '*'
+local OUTAGES = '!:a' -- is of no rule, and always has a field of its own
 local SUBJECTS, SLOTS = 2000, 2000
 local DAY_TTL, MINUTE_TTL, TOTAL_TTL = 2 * 86400000000, 7200000000, 400 * 86400000000
 
@@ -25,7 +26,7 @@ local function next_pair()
 end
 
 local function add(key, field, count)
-  if redis.call('HLEN', key) >= FIELDS and redis.call('HEXISTS', key, field) == 0 then
+  if field ~= OUTAGES and redis.call('HLEN', key) >= FIELDS and redis.call('HEXISTS', key, field) == 0 then
     field = '*' .. string.sub(field, -2)
   end
   redis.call('HINCRBY', key, field, count)
