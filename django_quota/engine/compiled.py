@@ -68,7 +68,7 @@ class CompiledRule:
     """
 
     any_prefetches: ClassVar[bool] = False
-    """Whether any rule of this process has been one with `prefetch`. Until then, no call looks for units ahead."""
+    """Whether any compiled rule of this process has `prefetch`. Otherwise no call looks for units ahead."""
 
     def __init__(self, rules: Sequence[Asked], subject: str | None = None) -> None:
         self.rules = rules
@@ -191,6 +191,13 @@ def compiled_together(rules: Sequence[Rule]) -> CompiledRule:
 
 def _keep(key: int | tuple[int, ...] | Take, made: CompiledRule) -> CompiledRule:
     if len(_compiled) >= MAX_RULES:
-        _compiled.clear()
+        forget_compiled()
+        CompiledRule.any_prefetches = bool(made.lease)
     _compiled[key] = made
     return made
+
+
+def forget_compiled() -> None:
+    """Forget all compiled rules. Each is compiled again when it is next needed."""
+    _compiled.clear()
+    CompiledRule.any_prefetches = False

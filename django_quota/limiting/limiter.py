@@ -24,7 +24,7 @@ from django_quota.core.rules import Rule
 from django_quota.engine.answers import Answer, Standing, answered
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import EventKind, Reply
-from django_quota.engine.compiled import CompiledRule
+from django_quota.engine.compiled import CompiledRule, forget_compiled
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG, AppendEvents, events_of
 from django_quota.engine.hits import Hit
@@ -74,6 +74,7 @@ class Limiter:
         flusher.remove(self.metrics, self.refusals, self.unasked, self.fallback.workers, self.cleaning)
         self.store.close()
         self.fallback.local.close()
+        forget_compiled()
 
     # --- what callers ask for -----------------------------------------------------------------------------------------
 

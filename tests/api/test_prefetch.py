@@ -14,6 +14,7 @@ from django_quota.core.clock import DAY
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
 from django_quota.engine.asks import Ask
+from django_quota.engine.compiled import CompiledRule
 from django_quota.limiting import prefetch
 from django_quota.limiting.metrics import observe, unobserve
 from django_quota.limiting.registry import get_limiter
@@ -137,6 +138,17 @@ class TestAShareEnds:
             allowed(50)
             get_limiter().prefetch.forget()
             assert not check(HOT, SUBJECT).approximate
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_no_call_looks_for_a_share_after_the_settings_have_dropped_the_only_rule_with_one(settings: Any) -> None:
+    check(HOT, SUBJECT)
+    looked_before = CompiledRule.any_prefetches
+
+    settings.QUOTA = {**settings.QUOTA, "RULES": {}}
+    check("9/m", SUBJECT)
+
+    assert (looked_before, CompiledRule.any_prefetches) == (True, False)
 
 
 @pytest.mark.usefixtures("memory_store")
