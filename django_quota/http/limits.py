@@ -30,6 +30,7 @@ from django_quota.core.clock import DAY, moment_of, now
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.rule_options import Network
 from django_quota.core.rules import Rule, default_tier_of, parts_of_key
 from django_quota.engine.asks import Ask
 from django_quota.features.usage.days import last_tiers
@@ -80,7 +81,8 @@ def _limits_flow(request_or_subject: AnySubject, tier: str | None) -> Flow[Decis
     request = django_request(request_or_subject)
     if request is None:
         subject = subject_of(request_or_subject, "limits_of()")
-        rules = [rule for rule in _rules_for(subject, tier) if not _is_exempt(rule, subject, request_or_subject)]
+        known, exempt = _rules_for(subject, tier), current().exempt
+        rules = [rule for rule in known if not _is_exempt(rule, subject, request_or_subject, exempt)]
         if tier is None:
             tiers = yield IOCall(last_tiers, sync_to_async(last_tiers), rules, subject)
         else:
@@ -106,9 +108,11 @@ def _rules_for(subject: str, tier: str | None) -> list[Rule]:
     return [rule for rule in known if is_given_by(keys.get(rule.name, ()), subject)]
 
 
-def _is_exempt(rule: Rule, subject: str, given: Any) -> bool:
-    """Say whether `exempt`, or the site's `EXEMPT`, leaves out a subject: an address, or a user who is staff."""
-    networks = current().exempt
+def _is_exempt(rule: Rule, subject: str, given: Any, networks: tuple[Network, ...]) -> bool:
+    """Say whether `exempt`, or the site's `EXEMPT`, leaves out a subject: an address, or a user who is staff.
+
+    `networks`: those in the site's `EXEMPT`.
+    """
     if rule.exempt is not None:
         if rule.exempt.staff and getattr(given, "is_active", False) and getattr(given, "is_staff", False):
             return True
