@@ -428,15 +428,18 @@ def is_async_callable(value: object) -> bool:
 
 def import_function(option: str, path: str, error: type[RuleError] = RuleError) -> Callable[..., Any]:
     """Return the function at a dotted path. Raises `error`, which names the option, if there is none."""
+    setting = option.removeprefix('QUOTA["').removesuffix('"]')
+    arguments = OPTIONS[option].called_with if option in OPTIONS else ()
+    of_what = f" of the {' and the '.join(arguments or ('request',))}" if setting == option else ""
     try:
         function = import_string(path)
     except (ImportError, ValueError, TypeError) as problem:
-        hint = "Use the path of a function, for example 'shop.limits.tier'."
+        hint = f"Use the path of a function{of_what}, for example 'shop.limits.{setting.lower()}'."
         if path.startswith(("user.", "request.user")):
             hint = "Write 'user', which counts by the primary key."
         raise error(f"{option}={path!r} cannot be imported: {problem}.", hint) from problem
     if not callable(function):
-        raise error(f"{option}={path!r} is {type(function).__name__}.", "Use a function of the request.")
+        raise error(f"{option}={path!r} is {type(function).__name__}.", f"Use a function{of_what}.")
     return function  # type: ignore[no-any-return]
 
 

@@ -258,9 +258,29 @@ def test_usage_by_period_takes_the_calendar_month_or_else_the_day(rule: str) -> 
     assert list(usage(subject, date(2026, 3, 1), date(2026, 4, 1), by="period")) == [first]
 
 
-def test_a_dotted_path_that_does_not_exist_is_an_error_that_names_the_option(settings: Any) -> None:
-    rule = {"rate": "10/month", "algorithm": "calendar", "starts": "shop.no_such.function"}
+@pytest.mark.parametrize(
+    ("path", "problem", "remedy"),
+    [
+        pytest.param(
+            "shop.no_such.function",
+            "starts='shop.no_such.function' cannot be imported",
+            "Use the path of a function of the subject, for example 'shop.limits.starts'.",
+            id="it does not exist",
+        ),
+        pytest.param(
+            "tests.api.test_subscriptions.NOW",
+            "starts='tests.api.test_subscriptions.NOW' is datetime.",
+            "Use a function of the subject.",
+            id="it is not a function",
+        ),
+    ],
+)
+def test_an_error_about_a_dotted_path_names_the_option(path: str, problem: str, remedy: str, settings: Any) -> None:
+    rule = {"rate": "10/month", "algorithm": "calendar", "starts": path}
     settings.QUOTA = {**settings.QUOTA, "RULES": {"broken": rule}}
 
-    with pytest.raises(RuleError, match=r"starts='shop.no_such.function' cannot be imported"):
+    with pytest.raises(RuleError) as caught:
         check("broken", "org:7")
+
+    assert problem in str(caught.value)
+    assert str(caught.value).endswith(remedy)
