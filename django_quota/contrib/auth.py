@@ -69,8 +69,9 @@ class LoginQuotaBackend:
     name_fields: tuple[str, ...] = ("username", "email", "phone")
     """The credentials that say who logs in, besides the `USERNAME_FIELD` of the user model."""
 
-    # Written twice, and not as one flow: `sensitive_variables` hides no variables of a generator, so an error report
-    # would show the password.
+    # Written twice, and not as one flow: `sensitive_variables` hides no variables of a generator, and none of what it
+    # calls, so an error report would show the password. A flow without the password would need a call of each backend
+    # in both forms, each hiding its own variables: more code than this, and one that is left out shows the password.
 
     @sensitive_variables()
     def authenticate(self, request: HttpRequest | None, **credentials: Any) -> Any:
@@ -89,7 +90,9 @@ class LoginQuotaBackend:
         if request is not None and self.needs_captcha(request, reservation.decision):
             reservation.cancel()
             raise CaptchaRequired(reservation.decision)
-        for backend, path in self._others(request, credentials):
+        for backend, path in self._others():
+            if not _takes(backend, request, credentials):
+                continue
             user = backend.authenticate(request, **credentials)
             if user is not None:
                 if reservation.is_open:
@@ -110,7 +113,9 @@ class LoginQuotaBackend:
         if request is not None and await self.aneeds_captcha(request, reservation.decision):
             await reservation.acancel()
             raise CaptchaRequired(reservation.decision)
-        for backend, path in self._others(request, credentials):
+        for backend, path in self._others():
+            if not _takes(backend, request, credentials):
+                continue
             user = await backend.aauthenticate(request, **credentials)
             if user is not None:
                 if reservation.is_open:
@@ -158,23 +163,29 @@ class LoginQuotaBackend:
             yield from _check_names(current().login)
             yield from _check_open(current().login)
 
+    @sensitive_variables()  # again: what a coroutine calls is not hidden with it
     def _hits(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> list[tuple[Rule, str]]:
         if not self.is_limited(credentials):
             return []
         return login_hits(self.user_names(credentials), request)
 
-    def _others(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-        """Yield the backends after this one that take these credentials, with their paths, as Django does."""
+    def _others(self) -> Iterator[tuple[Any, str]]:
+        """Yield the backends after this one, with their paths."""
         listed = [(load_backend(path), path) for path in settings.AUTHENTICATION_BACKENDS]
         ours = [isinstance(backend, LoginQuotaBackend) for backend, _ in listed]
         for backend, path in listed[ours.index(True) + 1 :]:
-            if isinstance(backend, LoginQuotaBackend):
-                continue
-            try:
-                _signature(backend.authenticate).bind(request, **credentials)
-            except TypeError:
-                continue
-            yield backend, path
+            if not isinstance(backend, LoginQuotaBackend):
+                yield backend, path
+
+
+@sensitive_variables()
+def _takes(backend: Any, request: HttpRequest | None, credentials: Mapping[str, Any]) -> bool:
+    """Say whether a backend takes these credentials, as Django does."""
+    try:
+        _signature(backend.authenticate).bind(request, **credentials)
+    except TypeError:
+        return False
+    return True
 
 
 _signature = getattr(django_inspect, "signature", inspect.signature)

@@ -80,6 +80,17 @@ class ByName(BaseBackend):
             raise RuntimeError("the directory does not answer")
 
 
+class WithoutLogins:
+    """A backend that only knows permissions."""
+
+
+class OursByNobody(LoginQuotaBackend):
+    """A subclass of ours that fails to find who logs in."""
+
+    def user_names(self, credentials: Any) -> list[str]:
+        raise RuntimeError("no names today")
+
+
 @pytest.fixture(autouse=True)
 def hashed(settings: Any) -> list[str]:
     """The passwords that have been hashed."""
@@ -544,9 +555,19 @@ class TestSeveralBackends:
 
         assert len(signalled) == 5
 
-    def test_a_report_of_an_error_has_no_password(self, guess: Callable[..., str], settings: Any) -> None:
-        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByName"]
-        with pytest.raises(RuntimeError) as caught:
+    @pytest.mark.parametrize(
+        "backends",
+        [
+            pytest.param([OURS, f"{HERE}.ByName"], id="another backend fails"),
+            pytest.param([OURS, f"{HERE}.WithoutLogins"], id="another backend has no method for it"),
+            pytest.param([f"{HERE}.OursByNobody", MODEL], id="a subclass fails to say who it is"),
+        ],
+    )
+    def test_a_report_of_an_error_has_no_password(
+        self, backends: list[str], guess: Callable[..., str], settings: Any
+    ) -> None:
+        settings.AUTHENTICATION_BACKENDS = backends
+        with pytest.raises((RuntimeError, AttributeError)) as caught:
             guess("hunter2", name="broken")
         shown, trace = [], caught.value.__traceback__
         while trace is not None:
@@ -556,7 +577,7 @@ class TestSeveralBackends:
         assert shown
         for each in shown:
             each.tb_next = None
-            report = ExceptionReporter(visit(), RuntimeError, caught.value, each).get_traceback_html()
+            report = ExceptionReporter(visit(), caught.type, caught.value, each).get_traceback_html()
             assert "hunter2" not in report
 
 
