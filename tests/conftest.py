@@ -28,7 +28,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.operating import lookup
 from django_quota.runtime import runtime
 from django_quota.stores import scanning
-from django_quota.testing import QuotaKit, RedisServer, running_redis
+from django_quota.testing import QuotaKit, RedisServer, freeze, running_redis
 from django_quota.types import Lease
 from tests.support import inputs, selection
 from tests.support.clusters import Cluster, running_cluster
@@ -320,6 +320,13 @@ def the_clock_stands() -> Iterator[QuotaKit]:
     kit.now = moment_of(START)
     yield kit
     use_clock(None)
+
+
+@pytest.fixture
+def at_one_time() -> Iterator[None]:
+    """Have all that the test does happen at one time."""
+    with freeze(START):
+        yield
 
 
 @pytest.fixture

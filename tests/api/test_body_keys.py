@@ -179,18 +179,23 @@ urlpatterns = [
 OURS = "django_quota.middleware.QuotaMiddleware"
 
 
+def threads_in(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """Return a list to which each call of a function adds its thread."""
+    threads: list[threading.Thread] = []
+    real = getattr(owner, name)
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return real(*given)
+
+    monkeypatch.setattr(owner, name, noted)
+    return threads
+
+
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The threads that have read a form."""
-    readers: list[threading.Thread] = []
-    real = HttpRequest._load_post_and_files
-
-    def noted(request: HttpRequest) -> None:
-        readers.append(threading.current_thread())
-        real(request)
-
-    monkeypatch.setattr(HttpRequest, "_load_post_and_files", noted)
-    return readers
+    return threads_in(HttpRequest, "_load_post_and_files", monkeypatch)
 
 
 @pytest.fixture
@@ -465,15 +470,7 @@ def test_a_wrong_body_stays_counted_by_the_other_rules(body: Any) -> None:
 @pytest.fixture
 def parsers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The threads that have parsed JSON."""
-    parsers: list[threading.Thread] = []
-    real = json.loads
-
-    def noted(body: bytes) -> Any:
-        parsers.append(threading.current_thread())
-        return real(body)
-
-    monkeypatch.setattr(json, "loads", noted)
-    return parsers
+    return threads_in(json, "loads", monkeypatch)
 
 
 BY_CODE = Rule.make("by-code", "9/m", key="json:code")

@@ -1,7 +1,6 @@
 """`reservation.extend` takes more in the middle of the work, and `settle` settles the whole."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,12 +37,8 @@ def extend(reservation: Reservation, units: Any, *, is_async: bool = False) -> A
 
 
 @both_stores
+@pytest.mark.usefixtures("at_one_time")
 class TestExtending:
-    @pytest.fixture(autouse=True)
-    def at_one_time(self) -> Iterator[None]:
-        with freeze(START):
-            yield
-
     @both_ways
     def test_it_takes_more(self, is_async: bool) -> None:
         extend(reserve(RATE, USER, 4_000), 500, is_async=is_async)

@@ -66,12 +66,8 @@ def shown(decision: Decision) -> list[Any]:
 
 @both_stores
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.usefixtures("at_one_time")
 class TestSettling:
-    @pytest.fixture(autouse=True)
-    def at_one_time(self) -> Iterator[None]:
-        with freeze(START):
-            yield
-
     def test_a_reservation_is_spent_until_it_is_settled(self, algorithm: Any) -> None:
         reserve("1000/h", USER, 600, algorithm=algorithm)
 
@@ -232,13 +228,9 @@ class TestReserving:
 
 
 @in_memory
+@pytest.mark.usefixtures("at_one_time")
 class TestOverridesThatCameSince:
     """They came after the estimate was spent, before it is settled."""
-
-    @pytest.fixture(autouse=True)
-    def at_one_time(self) -> Iterator[None]:
-        with freeze(START):
-            yield
 
     def test_a_window_of_its_own_gets_nothing_back(self) -> None:
         reservation = reserve("1000/h", USER, 100)
@@ -415,15 +407,11 @@ def test_tiers_are_settled_by_their_own_rates() -> None:
 
 
 @in_memory
+@pytest.mark.usefixtures("at_one_time")
 class TestOptionsOfARate:
     OPTIONS: Any = MappingProxyType(
         {**BUCKET, "burst": 50, "share": 0.5, "warn_at": [0.5, 1.0], "daily": True, "name": "paid", "block": False}
     )
-
-    @pytest.fixture(autouse=True)
-    def at_one_time(self) -> Iterator[None]:
-        with freeze(START):
-            yield
 
     def test_a_settlement_answers_with_the_limits_of_the_options(self) -> None:
         decision = later(reserve("60/m", ORG, 20, **self.OPTIONS)).settle(5)

@@ -37,12 +37,8 @@ def run(verb: Any, is_async: bool, *given: Any) -> Any:
     return called(is_async, verb, twins[verb], *given)
 
 
+@pytest.mark.usefixtures("at_one_time")
 class TestCheckAll:
-    @pytest.fixture(autouse=True)
-    def the_minute_stands(self) -> Iterator[None]:
-        with freeze(START):
-            yield
-
     @both_ways
     def test_each_entry_counts_its_cost(self, is_async: bool) -> None:
         decision = run(check_all, is_async, ENTRIES)
@@ -185,13 +181,9 @@ def test_wrong_entries_are_an_error(verb: Any, entries: Any, message: str) -> No
         verb(entries)
 
 
+@pytest.mark.usefixtures("at_one_time")
 class TestReserveAll:
     TWO: ClassVar[list[Any]] = [("tpm", USER, 300), ("org-tpm", ORG, 300)]
-
-    @pytest.fixture(autouse=True)
-    def the_minute_stands(self) -> Iterator[None]:
-        with freeze(START):
-            yield
 
     def test_a_reservation_has_the_cost_of_each_entry(self) -> None:
         with reserve_all(ENTRIES) as reservation:

@@ -633,12 +633,8 @@ def send(client: Client, url: str, password: str = "guess", **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.url)
+@pytest.mark.usefixtures("at_one_time")
 class TestWaysToLogIn:
-    @pytest.fixture(autouse=True)
-    def at_one_time(self) -> Iterator[None]:
-        with freeze(START):
-            yield
-
     def guess_too_often(self, site: Client, way: Way) -> None:
         for _ in range(6):
             send(site, way.url)
