@@ -50,6 +50,23 @@ def test_a_day_of_a_year_is_in_the_row_of_its_weekday_and_the_column_of_its_week
     assert all(columns[x] == 7 for x in sorted(columns)[1:-1])
 
 
+@inputs(20)
+@given(st.integers(1, 9998), st.integers(0, 6))
+def test_the_name_of_a_month_stands_above_its_first_whole_week(year: int, first: int) -> None:
+    """January has the first column, where no month is before it."""
+    with patch("django_quota.admin.charts.get_format", lambda _: str(first)):
+        chart = heat_map(year, {}, date(year, 12, 31))
+    cells, top = chart["cells"], min(cell.y for cell in chart["cells"])
+    days = [date(year, 1, 1) + timedelta(number) for number in range(len(cells))]
+
+    whole_weeks = [
+        min(cell.x for cell, day in zip(cells, days, strict=True) if day.month == month and cell.y == top)
+        for month in range(2, 13)
+    ]
+
+    assert [label.x for label in chart["labels"][:12]] == [cells[0].x, *whole_weeks]
+
+
 @given(st.lists(numbers, max_size=60), numbers)
 def test_more_checks_are_never_a_lighter_shade(values: list[int], other: int) -> None:
     bounds = shade_bounds(values)

@@ -5,7 +5,7 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 
 from django_quota.models import DailyCounter, QuotaOverride
-from tests.admin.operators import operator
+from tests.admin.operators import operator, superuser
 
 ROOT = "/admin/django_quota/"
 OF_OVERRIDES = ("view_quotaoverride", "change_quotaoverride")
@@ -54,3 +54,25 @@ def test_every_page_needs_its_permission() -> None:
             assert getattr(clients[needs], method)(url).status_code in (403, 404, 405), (method, url)
     assert QuotaOverride.objects.get().mode == "rate"
     assert DailyCounter.objects.count() == 1
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+class TestSectionOfTheApp:
+    """The section "Quotas" of the admin's first page."""
+
+    def test_staff_with_all_permissions_of_other_apps_do_not_see_it(self) -> None:
+        others = Permission.objects.exclude(content_type__app_label="django_quota").select_related("content_type")
+        superuser()  # so that each permission exists
+        names = [f"{each.content_type.app_label}.{each.codename}" for each in others]
+
+        shown = operator(*names).get("/admin/").content.decode()
+
+        assert names
+        assert "Users" in shown
+        assert "Quotas" not in shown
+
+    @pytest.mark.parametrize(
+        "permission", ["view_overview", "view_subject", "view_ban", "view_quotaoverride", "view_dailycounter"]
+    )
+    def test_staff_with_one_permission_of_the_app_see_it(self, permission: str) -> None:
+        assert "Quotas" in operator(permission).get("/admin/").content.decode()

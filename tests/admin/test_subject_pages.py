@@ -20,6 +20,7 @@ from django_quota import ban, check, peek
 from django_quota.adapters import digest
 from django_quota.admin.wording import local_moment
 from django_quota.models import QuotaOverride
+from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
 from tests.support.rows import has_words
@@ -434,6 +435,12 @@ class TestVerdict:
         assert "<strong>Refused by login until 02:25:12 UTC (ban 1).</strong>" in first
         assert f'value="login" formaction="{PAGE}action/lift/"' in first
 
+    def test_a_limit_of_a_rule_that_bans_is_not_named_besides_the_ban(self) -> None:
+        check("login", SUBJECT, 2)
+        ban("login", SUBJECT, "10m")
+
+        assert page(superuser()).count("<strong>Refused by") == 1
+
     def test_an_exemption_ends_a_ban(self) -> None:
         ban("login", SUBJECT, "10m")
         override(mode="exempt")
@@ -644,6 +651,15 @@ class TestActions:
         act(superuser(), "reset", "login")
 
         assert peek("search", SUBJECT).remaining == 8
+
+    @pytest.mark.parametrize(("rule", "left"), [("*", 10), ("search", 9)], ids=["of all rules", "of one rule"])
+    def test_a_reset_of_a_name_forgets_it_at_each_address_if_it_is(self, rule: str, left: int) -> None:
+        at_home = login_subject("ann") + "+ip:198.51.100.8"
+        check("search", at_home)
+
+        act(superuser(), "reset", rule, login_subject("ann"))
+
+        assert peek("search", at_home).remaining == left
 
     def test_a_block_of_one_rule_holds_at_once(self) -> None:
         act(superuser(), "block", "login")

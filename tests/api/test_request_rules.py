@@ -121,6 +121,47 @@ def test_what_is_decided_on_the_way_back_is_settled_too(kind: str, route: str) -
     assert peek("1000/h", "ip:127.0.0.1", name="paid").remaining == 1_000 - 401
 
 
+@pytest.mark.parametrize("decides", [True, False], ids=["it decides", "the other decides"])
+@pytest.mark.parametrize("outer", [HttpRequest, TokenView], ids=["a function", "a view with tokens"])
+class TestAViewThatCallsTwoLimitedOnes:
+    """The first leaves its rule to the second if it does not decide it."""
+
+    @pytest.fixture(autouse=True)
+    def called(
+        self,
+        decides: bool,
+        outer: Any,
+        memory_store: None,
+        with_and_without_middleware: None,
+        urls: None,
+        settings: Any,
+    ) -> None:
+        first = quota("9/m", key="user", name="first")(named("First").as_view(decides=decides))
+        second = quota("9/m", key="user", name="second")(named("Second").as_view())
+
+        def both_of_them(request: HttpRequest) -> HttpResponseBase:
+            first(request)
+            return second(request)
+
+        class Calling(TokenView):
+            def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+                return authenticate(request) or both_of_them(request)
+
+        view = Calling.as_view() if outer is TokenView else both_of_them
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"site": {"rate": "9/m", "key": "user", "match": "/two/"}}}
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("two/", view)]})
+        assert ask("sync", "two", "7").status_code == 200
+
+    @pytest.mark.parametrize("name", ["first", "second"])
+    def test_each_rule_that_waits_counts_once(self, name: str) -> None:
+        assert peek("9/m", "user:7", name=name).remaining == 8
+
+    def test_a_rule_of_the_settings_counts_once(self, settings: Any) -> None:
+        counted = sum(9 - peek("site", subject).remaining for subject in ("user:7", "ip:127.0.0.1"))
+
+        assert counted == len(settings.MIDDLEWARE[:1])
+
+
 @both
 def test_a_rule_of_the_settings_waits_for_the_user(kind: str, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"each": {"rate": "1/m", "key": "user", "match": "/token/"}}}

@@ -147,12 +147,18 @@ class TestGuesses:
 
         assert answers == ["wrong"] * 5 + ["refused"]
 
-    def test_a_refused_guess_hashes_no_password(self, guess: Callable[..., str], hashed: list[str]) -> None:
+    @pytest.mark.parametrize("password", ["guess", PASSWORD], ids=["a wrong one", "the right one"])
+    def test_a_refused_password_is_not_hashed(
+        self, password: str, guess: Callable[..., str], hashed: list[str]
+    ) -> None:
         with freeze(START):
-            for _ in range(7):
+            for _ in range(5):
                 guess()
+            hashed.clear()
 
-        assert len(hashed) == 5
+            answer = guess(password)
+
+        assert (answer, hashed) == ("refused", [])
 
     @pytest.mark.parametrize(
         ("after", "answer"),

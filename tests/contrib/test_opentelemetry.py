@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from io import StringIO
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -106,6 +107,14 @@ def test_the_bounds_of_the_histogram_suit_checks(meters: Meters) -> None:
     check("3/m", "user:1", name="search")
 
     assert meters.points("quota.check.duration", "explicit_bounds") == {("search", "allowed"): BUCKETS}
+
+
+def test_the_bounds_of_the_histogram_rise_from_a_refusal_from_memory_to_four_timeouts() -> None:
+    """No bucket is wider than the decades around it: 5 to 10, 10 to 25, 25 to 50."""
+    steps = [above / below for below, above in pairwise(BUCKETS)]
+
+    assert (BUCKETS[0], BUCKETS[-1]) == (0.000_05, 1.0)
+    assert all(1.99 < step < 2.51 for step in steps)
 
 
 def test_what_the_store_did_not_decide_is_degraded(meters: Meters) -> None:
