@@ -73,8 +73,31 @@ DIFFERENT = pytest.mark.parametrize(
     ("rate", "options"),
     [
         pytest.param("9/h", {"shadow": True}, id="shadow"),
+        pytest.param("9/h", {"block": False}, id="block"),
         pytest.param("9/h", {"ban": BAN}, id="ban"),
+        pytest.param("9/h", {"on_unavailable": "deny"}, id="on_unavailable"),
+        pytest.param("9/h", {"warn_at": 0.5}, id="warn_at"),
+        pytest.param("9/h", {"daily": True}, id="daily"),
+        pytest.param("9/h", {"distinct": "header:X-Device"}, id="distinct"),
+        pytest.param("9/h", {"prefetch": True}, id="prefetch"),
+        pytest.param("9/h", {"settle": lambda request, response: 1}, id="settle"),
+        pytest.param("9/h", {"count_when": lambda response: True}, id="count_when"),
         pytest.param("9/s", {}, id="another count in one window"),
+    ],
+)
+OF_ONE_LIMIT = pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"algorithm": "fixed_window"}, id="algorithm"),
+        pytest.param({**BUCKET, "burst": 3}, id="burst"),
+        pytest.param({"precision": 4}, id="precision"),
+        pytest.param({"algorithm": "calendar", "tz": "Asia/Tokyo"}, id="tz"),
+        pytest.param({"count_refused": True}, id="count_refused"),
+        pytest.param({"share": 0.5}, id="share"),
+        pytest.param({"cache_refusals": 1}, id="cache_refusals"),
+        pytest.param({"methods": ["GET"]}, id="methods"),
+        pytest.param({"skip": lambda request: False}, id="skip"),
+        pytest.param({"exempt": "10.0.0.0/8"}, id="exempt"),
     ],
 )
 
@@ -89,6 +112,22 @@ def test_rules_of_one_name_that_differ_in_more_than_their_rates_are_an_error(rat
 def test_decorators_of_one_name_that_differ_in_more_than_their_rates_are_an_error(rate: str, options: Any) -> None:
     with pytest.raises(RuleError, match="a name of its own"):
         quota("5/s", name="api")(quota(rate, name="api", **options)(lambda request: None))
+
+
+@OF_ONE_LIMIT
+def test_rules_of_one_name_may_differ_in_what_concerns_one_limit(options: Any) -> None:
+    decision = decide(get(), [Rule.make("api", "5/s"), Rule.make("api", "9/h", **options)])
+
+    assert len(decision.outcomes) == 2
+
+
+@OF_ONE_LIMIT
+def test_decorators_of_one_name_may_differ_in_what_concerns_one_limit(options: Any) -> None:
+    view = view_of("5/s")
+
+    answer = visit(quota("9/h", key="ip", name="api", **options)(view))
+
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize(
