@@ -114,6 +114,11 @@ def subject_part(key: str) -> str:
     return key.partition("{")[2].partition("}")[0]
 
 
+def part_of_key(key: str) -> str:
+    """Return the part of a key after the subject, which names what it holds: `c:<name>`."""
+    return key.partition("}:")[2]
+
+
 def state_part(limit: Limit | StockLimit) -> str:
     """Return the part of a key that names the state of a limit, after the subject."""
     if isinstance(limit, StockLimit):

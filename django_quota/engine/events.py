@@ -239,7 +239,8 @@ class EventSource(NamedTuple):
 class EventRecord(NamedTuple):
     """One event, with the fields that `engine/lua/append_events.lua` lists."""
 
-    kind: EventKind | Literal["lifted"]
+    kind: EventKind | Literal["lifted", "listed"]
+    """"lifted" takes a ban off the list of bans, and "listed" puts one there: neither is an event of the log."""
     rule: str
     """The rule's name, escaped for fields of hashes."""
     subject: str
@@ -255,6 +256,16 @@ class EventRecord(NamedTuple):
     user: str = ""
     method: str = ""
     path: str = ""
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether it is an event of the log."""
+        return self.kind not in ("lifted", "listed")
+
+    @property
+    def lists_ban(self) -> bool:
+        """Whether it puts a ban on the list of bans."""
+        return self.kind in ("banned", "listed")
 
     def of_request(self, source: EventSource) -> EventRecord:
         """Return the event with what the request says."""
@@ -335,7 +346,7 @@ class AppendEvents(Operation):
 
     def run(self, states: States, now: int) -> int:
         """Write to a log in the states: a tuple of `LoggedRecord`, the oldest first."""
-        key, logged = self.log.keys[0], [event for event in self.events if event.kind != "lifted"]
+        key, logged = self.log.keys[0], [event for event in self.events if event.is_logged]
         kept: tuple[LoggedRecord, ...] = states.get(key, now) or ()
         moment, number = (int(part) for part in kept[-1].id.split("-")) if kept else (0, 0)
         for event in logged:

@@ -37,6 +37,7 @@ from django_quota.engine.events import (
 )
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import Operation
+from django_quota.engine.state_copies import ReadStates, WriteStates
 from django_quota.engine.system_operations import Sweep
 
 logger = logging.getLogger("django_quota.store")
@@ -198,3 +199,17 @@ def _sweep(operation: Sweep, slot_of: SlotOf) -> Scatter:
         for at, place in enumerate(places)
     }
     return [word for place in sorted(found) for word in found[place]]
+
+
+@scatter.register(ReadStates)
+@scatter.register(WriteStates)
+def _copy_states(operation: ReadStates | WriteStates, slot_of: SlotOf) -> Scatter:
+    """Read or write the keys of each slot by themselves."""
+    slots = by_slot(operation.keys, slot_of)
+    replies = yield [operation.only(places) for places in slots]
+    found = {
+        place: each
+        for places, reply in zip(slots, replies, strict=True)
+        for place, each in zip(places, reply, strict=True)
+    }
+    return [found[place] for place in sorted(found)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def _make_limiter() -> Limiter:
     wanted = runtime.wanted.store
-    return Limiter(_make_store() if wanted is None else wanted)  # an empty memory store is false
+    return Limiter(make_store(current().store) if wanted is None else wanted)  # an empty memory store is false
 
 
 def _depends(limiter: Limiter, setting: str) -> bool:
@@ -43,12 +43,13 @@ def store_call(operation: Operation) -> IOCall:
     return IOCall(store.run, store.arun, operation, frozen_now())
 
 
-def _make_store() -> Store:
+def make_store(name: str) -> Store:
+    """Return a new store by its name as a value of `STORE`, with the other settings of the site."""
     settings = current()
-    if settings.store == "database":
+    if name == "database":
         alias = settings.database
         return DatabaseStore(alias, lambda: runtime.is_of_site(alias))
-    if settings.store == "memory":
+    if name == "memory":
         return MemoryStore(max_keys=settings.memory_keys)
     return store_of(which_redis())
 

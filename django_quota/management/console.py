@@ -188,14 +188,16 @@ def shared_store() -> Store:
     return store
 
 
+def place_of(store: str) -> str:
+    """Return which database or Redis a store is in, by its name as a value of `STORE`."""
+    return f'DATABASES["{current().database}"]' if store == "database" else f"the Redis of {which_redis().name}"
+
+
 def explain(error: Exception) -> str:
     """Return what went wrong: for a store with its alias, and for missing tables with what to do."""
     words = str(error).strip()
     if isinstance(error, StoreUnavailable):
-        settings = current()
-        is_database = settings.store == "database"
-        place = f'DATABASES["{settings.database}"]' if is_database else f"the Redis of {which_redis().name}"
-        return f"{words.rstrip('.')}. It is {place}."
+        return f"{words.rstrip('.')}. It is {place_of(current().store)}."
     if isinstance(error, ConnectionDoesNotExist):
         return f"{words} Use an alias of DATABASES."
     if not isinstance(error, DatabaseError) or "django_quota_" not in words or "column" in words:

@@ -3,10 +3,10 @@
 -- KEYS   [1] the event stream; [2] the index of bans: a sorted set of "<subject> <rule>", scored by the end of the ban
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] how many events there are; [3] how many the stream
 --        keeps; [4] for how long, in microseconds; then for each event a word for each of FIELDS: its kind ("refused",
---        "banned", "near", or "lifted": takes a ban off the index, and writes no event), the rule's name in fields, the
---        subject as keys have it, until when, the number of the ban in its series, the limit's capacity, what is left
---        of it, the share of `warn_at` that it has reached, the cost of the hit, and, of its request, the user, the
---        method and the path
+--        "banned", "near"; or "lifted", which takes a ban off the index, or "listed", which puts one there, without an
+--        event), the rule's name in fields, the subject as keys have it, until when, the number of the ban in its
+--        series, the limit's capacity, what is left of it, the share of `warn_at` that it has reached, the cost of the
+--        hit, and, of its request, the user, the method and the path
 -- reply  the number of events
 local events_key, bans_key = KEYS[1], KEYS[2]
 local length, span = ARGV[3], tonumber(ARGV[4])
@@ -38,9 +38,11 @@ for first = 5, #ARGV, #FIELDS do
   if kind == 'lifted' then
     redis.call('ZREM', bans_key, ban)
   else
-    if kind == 'banned' then index_ban(ban, ARGV[first + 3]) end
-    append(first)
-    appends = true
+    if kind == 'banned' or kind == 'listed' then index_ban(ban, ARGV[first + 3]) end
+    if kind ~= 'listed' then
+      append(first)
+      appends = true
+    end
   end
 end
 if appends then

@@ -130,20 +130,25 @@ _LIFT = "DELETE FROM django_quota_quotaban WHERE id IN ({marks})"
 def log_events(log: str, events: Sequence[EventRecord], moment: int, batch: str) -> Iterator[Statement]:
     """Yield the statements that append events to a log, and keep its list of bans.
 
-    "lifted" takes a ban off the list, and is not an event. `batch`: the SQL of the number of this transaction. The lock
-    of a subject also protects its bans.
+    "lifted" and "listed" change the list alone. `batch`: the SQL of the number of this transaction. The lock of a
+    subject also protects its bans.
     """
-    logged = [event for event in events if event.kind != "lifted"]
+    logged = [event for event in events if event.is_logged]
     if logged:
         values = [value for event in logged for value in (log, moment, json.dumps(event))]
         yield Statement(_rows_text(_LOG_EVENT, len(logged), f"?,{batch},?,?"), values)
-    begun = {(event.subject, event.rule): event.until for event in logged if event.kind == "banned"}
+    begun = {(event.subject, event.rule): event.until for event in events if event.lists_ban}
     if begun:
         bans = [(_ban_id(log, *ban), log, *ban, until) for ban, until in begun.items()]
         yield Statement(_rows_text(_LOG_BAN, len(bans), "?,?,?,?,?"), [value for ban in bans for value in ban])
     ended = [_ban_id(log, event.subject, event.rule) for event in events if event.kind == "lifted"]
     if ended:
         yield Statement(_LIFT.format(marks=marks(len(ended))), ended)
+
+
+def forget_bans(log: str) -> Statement:
+    """Return the statement that empties the list of bans of a log."""
+    return Statement("DELETE FROM django_quota_quotaban WHERE log = ? RETURNING 1", [log])
 
 
 def _ban_id(log: str, subject: str, rule: str) -> str:
