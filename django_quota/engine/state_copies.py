@@ -37,12 +37,12 @@ class StateCopy(NamedTuple):
     """When the key expires, in microseconds."""
 
 
-Unreadable = Literal["distinct", "foreign"]
+NotCopied = Literal["distinct", "foreign"]
 """Why a key cannot be copied: it is a HyperLogLog, or it holds data of another program or version."""
 
 
 class ReadStates(Operation):
-    """Read keys; the reply has a `StateCopy` for each key, `Unreadable`, or None if it is empty."""
+    """Read keys; the reply has a `StateCopy` for each key, `NotCopied`, or None if it is empty."""
 
     script: ClassVar[Script] = script("clock", "read_states")
     is_reading: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class ReadStates(Operation):
         """Return the operation for some of the keys."""
         return ReadStates([self.keys[place] for place in places])
 
-    def read_reply(self, reply: Any) -> list[StateCopy | Unreadable | None]:
+    def read_reply(self, reply: Any) -> list[StateCopy | NotCopied | None]:
         """Return what the keys hold. A key expires when its content does, or else up to 2 ms after it did in Redis."""
         now, grace, *found = reply
         return [
@@ -63,7 +63,7 @@ class ReadStates(Operation):
             for key, ttl, state in zip(self.keys, found[::2], found[1::2], strict=True)
         ]
 
-    def run(self, states: States, now: int) -> list[StateCopy | Unreadable | None]:
+    def run(self, states: States, now: int) -> list[StateCopy | NotCopied | None]:
         """Return what the keys hold."""
         return [_found(states, key, now) for key in self.keys]
 
@@ -102,7 +102,7 @@ class WriteStates(Operation):
         return reply
 
 
-def _found(states: States, key: str, now: int) -> StateCopy | Unreadable | None:
+def _found(states: States, key: str, now: int) -> StateCopy | NotCopied | None:
     try:
         value = states.get(key, now)
     except StoreDataError:
@@ -143,7 +143,7 @@ def _in_redis(key: str, value: Any) -> tuple[str, Sequence[str | int]]:
     return "string", [value]
 
 
-def _read(key: str, form: str, words: Sequence[str], now: int, ttl: int) -> StateCopy | Unreadable | None:
+def _read(key: str, form: str, words: Sequence[str], now: int, ttl: int) -> StateCopy | NotCopied | None:
     """Return what a key holds in Redis. `ttl`: in milliseconds, below 0 if it has none."""
     if form == "none":
         return None

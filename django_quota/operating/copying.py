@@ -27,7 +27,7 @@ from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.core.keys import KEY_KINDS, is_system, part_of_key, pattern, read, subject_part
 from django_quota.engine.events import NO_LOG, AppendEvents, EventLog, EventRecord
 from django_quota.engine.operations import Operation
-from django_quota.engine.state_copies import ReadStates, StateCopy, Unreadable, WriteStates
+from django_quota.engine.state_copies import NotCopied, ReadStates, StateCopy, WriteStates
 from django_quota.stores.base import RedisServers, Statement, Store
 from django_quota.stores.database.sql import forget_bans
 from django_quota.stores.scanning import Patience, batched, time_of
@@ -52,7 +52,7 @@ def copied_kind(prefix: str, key: str) -> str | None:
     return kind if kind in (KINDS_OF_SITE if is_system(prefix, key) else KEY_KINDS) else None
 
 
-class Place(NamedTuple):
+class CopiedStore(NamedTuple):
     """A store to copy from or to."""
 
     store: Store
@@ -76,7 +76,7 @@ class Place(NamedTuple):
             for batch in batched((key for key in names if copied_kind(self.prefix, key)), KEYS_A_CALL):
                 yield list(dict.fromkeys(batch))
 
-    def states(self, keys: Sequence[str], patience: Patience) -> dict[str, StateCopy | Unreadable]:
+    def states(self, keys: Sequence[str], patience: Patience) -> dict[str, StateCopy | NotCopied]:
         """Return what these keys hold. Those that hold nothing are left out."""
         with self.answers():
             found = patience(partial(self.store.run, ReadStates(keys), frozen_now()))
@@ -130,7 +130,7 @@ class Copier:
     """
 
     def __init__(
-        self, source: Place, target: Place, log: EventLog, *, replaces: bool = False, dry_run: bool = False
+        self, source: CopiedStore, target: CopiedStore, log: EventLog, *, replaces: bool = False, dry_run: bool = False
     ) -> None:
         self._source = source
         self._target = target

@@ -19,7 +19,14 @@ from django_quota.testing import RedisServer
 from tests.support.commands import Manage, managing
 from tests.support.stores import caches
 
-COMMANDS = ["quota_sweep", "quota_events", "quota_rules", "quota_status user:1", "quota_bans list"]
+COMMANDS = [
+    "quota_sweep",
+    "quota_events",
+    "quota_rules",
+    "quota_status user:1",
+    "quota_bans list",
+    "quota_copy --from redis --to database",
+]
 CLOSED = {"stderr": ">/dev/null 2>&-", "stdout": ">&-", "both": ">&- 2>&-", "all": "<&- >&- 2>&-"}
 
 

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "status": ("quota_status", "user:7"),
     "sweep": ("quota_sweep",),
     "rollup": ("quota_rollup",),
+    "copy": ("quota_copy", "--from", "redis", "--to", "database"),
     "usage": ("quota_usage", "--month", "2126-10"),
     "reset": ("quota_reset", "user:7"),
     "events": ("quota_events",),
@@ -30,7 +31,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "rules": ("quota_rules", "/limited/"),
 }
 NEEDED = [
-    ("sweep", "scan"), ("rollup", "scan"), ("usage", "scan"), ("status", "evalsha"), ("reset", "evalsha"),
+    ("sweep", "scan"), ("rollup", "scan"), ("copy", "scan"), ("copy", "evalsha"), ("copy", "time"),
+    ("usage", "scan"), ("status", "evalsha"), ("reset", "evalsha"),
     ("events", "xrevrange"), ("bans", "zrangebyscore"), ("lift", "evalsha"),
     *(("group", command) for command in ("xgroup", "xautoclaim", "xinfo", "xreadgroup", "xack")),
 ]  # fmt: skip

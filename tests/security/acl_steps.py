@@ -112,6 +112,7 @@ COMMANDS = (
     "quota_sweep", "quota_sweep --dry-run", "quota_rollup", f"quota_override set {WHO} 100/m --rule login --force",
     f"quota_override clear {WHO} --rule login", f"quota_status {WHO} --all", f"quota_reset {WHO} --dry-run",
     f"quota_reset {WHO}", "quota_events --last 5",
+    "quota_copy --from redis --to database --dry-run",
 )  # fmt: skip
 
 

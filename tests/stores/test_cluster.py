@@ -230,6 +230,23 @@ def test_whatever_else_counts_finds_its_server(
     assert checks_of_today()["3/m"][0] >= len(SUBJECTS)
 
 
+@pytest.mark.parametrize("replaces", [False, True], ids=["empty", "replaced"])
+def test_counts_of_all_servers_go_to_a_database_and_back(cluster: Cluster, database: Any, replaces: bool) -> None:
+    for number, subject in enumerate(SUBJECTS):
+        counter("views").incr(subject, number)
+    call_command("quota_copy", "--from", "redis", "--to", "database", stdout=StringIO())
+    if replaces:
+        for subject in SUBJECTS:
+            counter("views").set(subject, 1_000)
+    else:
+        cluster.flush()
+
+    more = ["--replace"] if replaces else []
+    call_command("quota_copy", "--from", "database", "--to", "redis", *more, stdout=StringIO())
+
+    assert [counter("views").get(subject) for subject in SUBJECTS] == list(range(len(SUBJECTS)))
+
+
 site: Any = cache
 MANY = {f"k{n}": n for n in range(20)}
 

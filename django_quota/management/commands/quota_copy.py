@@ -16,7 +16,7 @@ from django_quota.conf import QuotaSettings, current
 from django_quota.engine.resolving import event_log_of
 from django_quota.limiting.registry import make_store
 from django_quota.management.console import QuotaCommand, place_of, progress, quantity, stopping
-from django_quota.operating.copying import Copier, CopyReport, Place
+from django_quota.operating.copying import CopiedStore, Copier, CopyReport
 
 WORDS = {
     "r": ("limit", ""),
@@ -33,7 +33,7 @@ WORDS = {
 }
 """What a key of each kind is, and several; other kinds are the site's own counts."""
 
-OTHER = ("other count", "")
+OF_THE_SITE = ("other count", "")
 
 NAMED = 3
 """How many keys that cannot be read are named."""
@@ -60,7 +60,7 @@ class Command(QuotaCommand):
             source, target = (_place(name, stack) for name in names)
             self._copy(source, target, options)
 
-    def _copy(self, source: Place, target: Place, options: dict[str, Any]) -> None:
+    def _copy(self, source: CopiedStore, target: CopiedStore, options: dict[str, Any]) -> None:
         settings, is_dry = current(), options["dry_run"]
         log = event_log_of(target.prefix, settings.events, settings.event_days)
         copier = Copier(source, target, log, replaces=options["replace"], dry_run=is_dry)
@@ -89,11 +89,11 @@ def _checked(option: str, name: str) -> str:
     return name
 
 
-def _place(name: str, stack: ExitStack) -> Place:
+def _place(name: str, stack: ExitStack) -> CopiedStore:
     store = make_store(name)
     stack.callback(store.close)
     # The KEY_PREFIX of a cache alias is a part of the keys in Redis alone.
-    return Place(store, QuotaSettings({**current().given, "STORE": name}).prefix, place_of(name))
+    return CopiedStore(store, QuotaSettings({**current().given, "STORE": name}).prefix, place_of(name))
 
 
 def _in_words(report: CopyReport, options: dict[str, Any]) -> Iterator[str]:
@@ -105,9 +105,9 @@ def _in_words(report: CopyReport, options: dict[str, Any]) -> Iterator[str]:
     yield f"{'Would copy' if is_dry else 'Copied'} {keys} from {options['source']} to {options['target']}."
     counts: dict[tuple[str, str], int] = {}
     for kind, count in report.keys.items():
-        words = WORDS.get(kind, OTHER)
+        words = WORDS.get(kind, OF_THE_SITE)
         counts[words] = counts.get(words, 0) + count
-    yield from (f"  {quantity(counts[words], *words)}" for words in (*WORDS.values(), OTHER) if words in counts)
+    yield from (f"  {quantity(counts[words], *words)}" for words in (*WORDS.values(), OF_THE_SITE) if words in counts)
     yield from [f"  {quantity(report.bans, 'ban')} in force"] if report.bans else []
     if report.distinct:
         distinct = quantity(report.distinct, *WORDS["u"])

@@ -1,0 +1,466 @@
+"""`quota_copy` takes what one store has counted along to another one."""
+
+import io
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from datetime import date, timedelta
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+
+from django_quota import Rule, ban, check, counter, once, peek, reserve, slot
+from django_quota.core.rates import parse_duration
+from django_quota.engine.state_copies import ReadStates
+from django_quota.exceptions import QuotaExceeded
+from django_quota.features.bans.lists import ActiveBan, bans_in_force
+from django_quota.features.usage.days import Count, recent_usage
+from django_quota.limiting.registry import make_store
+from django_quota.management.commands import quota_copy
+from django_quota.operating.copying import KEYS_A_CALL, CopiedStore, Copier
+from django_quota.testing import freeze
+from tests.support.commands import said
+from tests.support.steps import MINUTE, SECOND, START
+
+Direction = tuple[str, str]
+
+BOTH = [("database", "redis"), ("redis", "database")]
+LOGIN = {"rate": "2/m", "ban": {"after": "2/m", "for": "1h"}}
+USER, IP = "user:1", "ip:203.0.113.9"
+CREDITS, VISITORS = counter("credits"), counter("visitors")
+LATER = START + 7 * SECOND
+
+
+@pytest.fixture
+def use(database: dict[str, Any], redis_cache: Any, settings: Any) -> Iterator[Callable[[str], None]]:
+    """Let the site count in this store. Both are empty."""
+
+    def use(store: str) -> None:
+        settings.QUOTA = {"STORE": store, "RULES": {"login": LOGIN}}
+
+    with freeze(START):
+        use("database")
+        yield use
+
+
+def copy(*more: str, way: Direction = BOTH[0]) -> Any:
+    old, new = way
+    return said("quota_copy", "--from", old, "--to", new, *more)
+
+
+def error_of(*words: str) -> str:
+    """Run a command that fails; return its error."""
+    with pytest.raises(CommandError) as caught:
+        call_command(*words, stdout=io.StringIO(), stderr=io.StringIO())
+    assert caught.value.returncode == 1
+    return str(caught.value)
+
+
+# --- what goes along --------------------------------------------------------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """Something that a store keeps."""
+
+    make: Callable[[], object]
+    look: Callable[[], object]
+    looks: object
+    """How it looks after seven seconds."""
+
+
+def limited(rule: Rule, *looks: object) -> Kept:
+    def look() -> object:
+        left = peek(rule, USER)
+        return left.remaining, left.reset_after, check(rule, USER, cost=3).retry_after
+
+    return Kept(lambda: check(rule, USER, cost=3), look, looks)
+
+
+def uses(device: str) -> bool:
+    return check("2/m", USER, name="devices", distinct=True, value=device).allowed
+
+
+def wait_for_slot() -> float | None:
+    with pytest.raises(QuotaExceeded) as caught:
+        slot("export", 1).acquire()
+    return caught.value.decision.retry_after
+
+
+def lease_units() -> None:
+    CREDITS.set(USER, 100)
+    reserve(CREDITS, USER, 60, lease="10m")
+
+
+def units_after_the_lease() -> int:
+    with freeze(START + 11 * MINUTE):
+        reserve(CREDITS, USER, 1, lease="10m").settle(0)
+        return CREDITS.get(USER)
+
+
+KEPT = {
+    "sliding window": limited(Rule.make("sliding", "5/m"), 2, 53.0, 53.0),
+    "sliding window of slices": limited(Rule.make("slices", "5/m", precision=3), 2, 72.999999, 72.999999),
+    "fixed window": limited(Rule.make("fixed", "5/m", algorithm="fixed_window"), 2, 53.0, 53.0),
+    "calendar": limited(Rule.make("calendar", "5/d", algorithm="calendar", tz="Europe/Berlin"), 2, 65_993.0, 65_993.0),
+    "subscription": limited(
+        Rule.make("plan", "5/month", algorithm="calendar", starts=date(2025, 11, 20)), 2, 2_488_793.0, 2_488_793.0
+    ),
+    "token bucket": limited(Rule.make("token", "5/m", algorithm="token_bucket"), 2, 29.0, 5.0),
+    "leaky bucket": limited(Rule.make("leaky", "5/m", algorithm="leaky_bucket"), 2, 29.0, 5.0),
+    "different values": Kept(lambda: [uses("a"), uses("b")], lambda: [uses("b"), uses("c")], [True, False]),
+    "ban": Kept(lambda: ban("login", IP, "1h"), lambda: check("login", IP).retry_after, 3_593.0),
+    "list of bans": Kept(
+        lambda: ban("login", IP, "1h"),
+        bans_in_force,
+        (1, [ActiveBan(IP, "login", START + 60 * MINUTE)]),
+    ),
+    "refusals before a ban": Kept(
+        lambda: [check("login", IP) for _ in range(3)], lambda: check("login", IP).retry_after, 3_600.0
+    ),
+    "counter": Kept(lambda: CREDITS.incr(USER, 7), lambda: (CREDITS.get(USER), CREDITS.incr(USER, 1)), (7, 8)),
+    "day of a counter": Kept(lambda: CREDITS.incr(USER, 7), lambda: CREDITS.get(USER, date(2025, 11, 21)), 7),
+    "lease of a counter": Kept(lease_units, lambda: (CREDITS.get(USER), units_after_the_lease()), (40, 100)),
+    "slot": Kept(lambda: slot("export", 1, lease=60).acquire(), wait_for_slot, 53.0),
+    "value that was seen": Kept(
+        lambda: once("payment", 5), lambda: [once("payment", 5), once("payment", 6)], [False, True]
+    ),
+    "usage of today": Kept(
+        lambda: check("5/m", USER, name="api", daily=True),
+        lambda: recent_usage(USER),
+        {date(2025, 11, 21): {"api": Count(allowed=1, refused=0, units=1)}},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+def test_it_is_in_the_new_store_as_it_was_in_the_old_one(
+    kept: Kept, way: Direction, use: Callable[[str], None]
+) -> None:
+    old, new = way
+    use(old)
+    kept.make()
+
+    with freeze(LATER):
+        copy(way=way)
+        use(new)
+
+        assert kept.look() == kept.looks
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_the_old_store_keeps_what_it_has(way: Direction, use: Callable[[str], None]) -> None:
+    old, _ = way
+    use(old)
+    CREDITS.incr(USER, 7)
+
+    copy(way=way)
+
+    assert CREDITS.get(USER) == 7
+
+
+def test_different_values_go_along_to_redis(use: Callable[[str], None]) -> None:
+    for value in ("ann", "bob", "ann"):
+        VISITORS.unique("global", value)
+
+    copy()
+
+    use("redis")
+    VISITORS.unique("global", "ann")
+    assert VISITORS.unique_count("global") == 2
+
+
+def test_an_estimate_of_different_values_is_left_out_and_reported(use: Callable[[str], None]) -> None:
+    use("redis")
+    VISITORS.unique("global", "ann")
+
+    printed = copy(way=("redis", "database"))
+
+    assert "Left out 2 counts of different values: Redis keeps an estimate, and not the values." in printed
+    use("database")
+    assert VISITORS.unique_count("global") == 0
+
+
+def test_data_of_another_program_is_left_out_and_named(use: Callable[[str], None], raw: redis.Redis) -> None:
+    raw.set("quota:1:{user:1}:c:credits", "many")
+    raw.rpush("quota:1:{user:1}:r:api:sw.60s", "1")
+
+    report = copy("--json", way=("redis", "database"))
+
+    assert sorted(report["foreign"]) == ["quota:1:{user:1}:c:credits", "quota:1:{user:1}:r:api:sw.60s"]
+    assert report["keys"] == 0
+
+
+def test_keys_of_others_stay_where_they_are(use: Callable[[str], None], raw: redis.Redis) -> None:
+    raw.set("session:1", "x")
+
+    report = copy("--json", way=("redis", "database"))
+
+    assert (report["keys"], report["foreign"]) == (0, [])
+
+
+def test_the_key_prefix_of_a_cache_alias_is_added(use: Callable[[str], None], settings: Any, raw: redis.Redis) -> None:
+    settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": "shop"}}
+    CREDITS.incr(USER, 7)
+
+    copy()
+
+    assert raw.get("shop:quota:1:{user:1}:c:credits") == b"7"
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_a_copy_and_the_way_back_change_nothing(way: Direction, use: Callable[[str], None]) -> None:
+    old, new = way
+    use(old)
+    for number in range(2 * KEYS_A_CALL + 7):
+        check("5/m", f"user:{number}", name="api", daily=False)
+    before = states_of(old)
+
+    copy(way=way)
+    copy("--replace", way=(new, old))
+
+    assert len(before) == 2 * KEYS_A_CALL + 7
+    assert states_of(old) == before
+
+
+def states_of(name: str) -> dict[str, Any]:
+    """Return all that a store keeps, and until when."""
+    store = make_store(name)
+    keys = sorted(store.names("quota:1:*"))
+    found = dict(zip(keys, store.run(ReadStates(keys), START), strict=True))
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize(("ttl", "key"), [("90s", "once"), (timedelta(days=30), "c")], ids=["seconds", "days"])
+def test_a_key_lives_as_long_as_in_the_old_store(ttl: Any, key: str, use: Callable[[str], None]) -> None:
+    span = parse_duration("ttl", ttl)
+    if key == "once":
+        once("payment", 5, ttl)
+    else:
+        counter("brief", ttl=ttl).incr(USER)
+
+    copy()
+    (in_redis,) = [state for name, state in states_of("redis").items() if f":{key}:" in name and ":2025" not in name]
+    copy("--replace", way=("redis", "database"))
+    (in_rows,) = [state for name, state in states_of("database").items() if f":{key}:" in name and ":2025" not in name]
+
+    for state in (in_redis, in_rows):
+        assert abs(state.expires - (START + span)) < SECOND  # Redis' own clock goes on meanwhile
+
+
+def test_what_has_expired_is_left_out(use: Callable[[str], None]) -> None:
+    once("payment", 5, 60)
+
+    with freeze(START + MINUTE):
+        report = copy("--json")
+
+    assert report["keys"] == 0
+
+
+# --- what is there already --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_a_store_that_counts_already_is_refused(way: Direction, use: Callable[[str], None]) -> None:
+    old, new = way
+    use(new)
+    CREDITS.set(USER, 5)
+    use(old)
+    CREDITS.set(USER, 100)
+
+    said = error_of("quota_copy", "--from", old, "--to", new)
+
+    assert re.match(
+        r"The new store has counts already, such as quota:1:\{user:1\}:c:credits\S*, so nothing was copied. Use "
+        r"--replace to delete what it has first. It is (DATABASES|the Redis of CACHES)\[\"default\"\]\.$",
+        said,
+    )
+    use(new)
+    assert CREDITS.get(USER) == 5
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_replace_deletes_what_was_there(way: Direction, use: Callable[[str], None]) -> None:
+    old, new = way
+    use(new)
+    ban("login", "ip:198.51.100.7", "1h")
+    CREDITS.set("user:2", 5)
+    use(old)
+    CREDITS.set(USER, 100)
+
+    copy("--replace", way=way)
+
+    use(new)
+    assert (CREDITS.get(USER), CREDITS.get("user:2"), bans_in_force()) == (100, 0, (0, []))
+
+
+@pytest.mark.parametrize("more", [(), ("--replace",)], ids=["empty", "replace"])
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_a_dry_run_changes_nothing(way: Direction, more: tuple[str, ...], use: Callable[[str], None]) -> None:
+    old, new = way
+    use(new)
+    if more:
+        ban("login", "ip:198.51.100.7", "1h")
+    before = bans_in_force()
+    kept = states_of(new)
+    use(old)
+    ban("login", IP, "1h")
+
+    report = copy("--dry-run", "--json", *more, way=way)
+
+    assert (report["kinds"], report["bans"]) == ({"s": 1}, 1)
+    assert states_of(new).keys() == kept.keys()
+    use(new)
+    assert bans_in_force() == before
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_a_store_that_begins_to_count_meanwhile_ends_the_copy(
+    way: Direction, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = way
+    use(old)
+    CREDITS.set(USER, 100)
+    emptied = Copier._make_room
+
+    def another_process_counts(*given: Any) -> None:
+        emptied(*given)
+        use(new)
+        CREDITS.set(USER, 5)
+
+    monkeypatch.setattr(Copier, "_make_room", another_process_counts)
+
+    said = error_of("quota_copy", "--from", old, "--to", new)
+
+    assert said.startswith("Something counts in the new store meanwhile, and has changed quota:1:{user:1}:c:credits.")
+    assert CREDITS.get(USER) == 5
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_a_key_that_comes_twice_is_copied_once(
+    way: Direction, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SCAN may return a key twice, and a call that was not answered may have been made."""
+    use(way[0])
+    CREDITS.set(USER, 100)
+    keys = CopiedStore.keys
+
+    def twice(self: CopiedStore, patience: Any) -> Iterator[list[str]]:
+        for found in keys(self, patience):
+            yield found
+            yield found
+
+    monkeypatch.setattr(CopiedStore, "keys", twice)
+
+    report = copy("--json", way=way)
+
+    assert report["kinds"]["c"] == 1
+    use(way[1])
+    assert CREDITS.get(USER) == 100
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_it_counts_what_it_has_copied(use: Callable[[str], None]) -> None:
+    check("5/m", USER, name="api", daily=False)
+    check("5/m", "user:2", name="api", daily=False)
+    ban("login", IP, "1h")
+
+    assert copy() == ("Copied 3 keys from database to redis.\n  2 limits\n  1 status of a subject\n  1 ban in force\n")
+
+
+def test_a_dry_run_says_what_it_would_do(use: Callable[[str], None]) -> None:
+    use("redis")
+    CREDITS.set("user:2", 5)
+    use("database")
+    CREDITS.set(USER, 100)
+
+    said = copy("--dry-run", "--replace")
+
+    assert said == "Would delete 1 key of redis first.\nWould copy 1 key from database to redis.\n  1 counter\n"
+
+
+def test_json_has_each_number(use: Callable[[str], None]) -> None:
+    CREDITS.set(USER, 100)
+
+    report = copy("--json")
+
+    del report["seconds"]
+    assert report == {
+        "keys": 1, "kinds": {"c": 1}, "bans": 0, "distinct": 0, "foreign": [], "replaced": 0, "complete": True,
+    }  # fmt: skip
+
+
+def test_quiet_it_says_nothing(use: Callable[[str], None]) -> None:
+    assert copy("--verbosity", "0") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        pytest.param(
+            ("--from", "memory", "--to", "redis"),
+            "--from memory: other processes cannot see what a process keeps in memory.",
+            id="from memory",
+        ),
+        pytest.param(
+            ("--from", "redis", "--to", "memory"),
+            "--to memory: other processes cannot see what a process keeps in memory.",
+            id="to memory",
+        ),
+        pytest.param(
+            ("--from", "mysql", "--to", "redis"),
+            "--from 'mysql' is not a store. Use database or redis.",
+            id="no store",
+        ),
+        pytest.param(
+            ("--from", "redis", "--to", "redis"),
+            "--from and --to are both 'redis'. Use database and redis, in either order.",
+            id="the same",
+        ),
+    ],
+)
+def test_wrong_stores_are_refused(words: tuple[str, ...], error: str) -> None:
+    assert error_of("quota_copy", *words) == error
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "from Redis"])
+def test_the_store_that_does_not_answer_is_named(
+    way: Direction, use: Callable[[str], None], settings: Any, short_pauses: None
+) -> None:
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+
+    said = error_of("quota_copy", "--from", way[0], "--to", way[1])
+
+    assert said.endswith('It is the Redis of CACHES["default"].')
+
+
+def test_clocks_that_differ_are_reported(use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Copier, "apart", lambda _: -90.0)
+
+    assert copy().startswith("Copied 0 keys")
+    assert "Note: the clocks of the stores differ by 90.0 s: limits that run end so much later." in copy()
+
+
+def test_a_signal_ends_it_after_a_call(use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(KEYS_A_CALL + 1):
+        CREDITS.incr(f"user:{number}")
+    states = CopiedStore.states
+
+    def interrupted(self: CopiedStore, *given: Any) -> Any:
+        stopped.set()
+        return states(self, *given)
+
+    stopped = threading.Event()
+    monkeypatch.setattr(CopiedStore, "states", interrupted)
+    monkeypatch.setattr(quota_copy, "stopping", lambda: nullcontext(stopped))
+
+    assert error_of("quota_copy", "--from", "database", "--to", "redis") == (
+        "Stopped before the end. Copy again, with --replace."
+    )
+    assert len(states_of("redis")) == KEYS_A_CALL
