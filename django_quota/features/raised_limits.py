@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import sync_to_async
 
+from django_quota.conf import current
 from django_quota.core import clock
-from django_quota.core.algorithms import Limit
-from django_quota.core.clock import moment_of
-from django_quota.core.errors import RuleError
+from django_quota.core.algorithms import SUBSCRIPTION, Limit
+from django_quota.core.clock import frozen_now, moment_of
+from django_quota.core.errors import RuleError, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_async
+from django_quota.core.keys import state_part, subject_base
 from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rates import MAX_COUNT, Duration, RateChange, parse_duration, parse_override_rates
 from django_quota.core.rules import Rule
 from django_quota.engine.resolving import rule_under
+from django_quota.engine.state_copies import ReadStates, StateCopy
 from django_quota.limiting.api import AnySubject, RuleOrRate, run_call, subject_under_flow
 from django_quota.limiting.known_rules import known_rule
 from django_quota.limiting.overrides import overrides
+from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.starts import started_flow
 
 if TYPE_CHECKING:
@@ -41,7 +45,8 @@ def raise_limit(
     `rule`: the name of a rule in the settings or of a view, or a `Rule`. `subject`: a string such as `"org:7"`, a user,
     or a request, from which the rule's key takes the subject. `by`: units, 1 to 10^12. `until`: a moment, or a duration
     from now; by default the end of the current period for `algorithm="calendar"`, and one window from now for the
-    others.
+    others. If the subject's day of `starts=` has changed, what was used may count for longer than the period of the
+    new day: then it is the end of what was used, as far as the store answers.
 
     At `until` the override ends, and what applied before applies again. If the subject already has an override under
     this rule that ends later, or never, so does the raised rate: the result says when.
@@ -107,7 +112,7 @@ def _raised_override(
         if ends <= now:
             raise RuleError(f"until={until} is in the past. Use a moment in the future.")
     else:
-        ends = _end_of_period(rule, limits, now) if until is None else now + parse_duration("until", until)
+        ends = _end_of_period(rule, subject, limits, now) if until is None else now + parse_duration("until", until)
     values: dict[str, Any] = {"mode": "rate", "rate": rates, "starts": None}
     if own is not None and own.in_force(now):
         return values, max(ends, own.ends) if own.ends else 0
@@ -138,9 +143,24 @@ def _raised(rule: Rule, held: Override | None, by: int) -> tuple[str, list[Limit
     return "; ".join(str(limit.rate) for limit in of_each_tier), raised
 
 
-def _end_of_period(rule: Rule, limits: Sequence[Limit], now: int) -> int:
+def _end_of_period(rule: Rule, subject: str, limits: Sequence[Limit], now: int) -> int:
     """Return when the longest period ends: that of a calendar, or one window from now."""
     if not limits:
         raise RuleError(f"Rule {rule.name!r} has rates that depend on a request: pass until=.")
     longest = max(limits, key=lambda limit: limit.rate.period)
-    return now + longest.rate.period if longest.algorithm.timeless else longest.parameters(now).b
+    if longest.algorithm.timeless:
+        return now + longest.rate.period
+    ends = longest.parameters(now).b
+    return max(ends, _end_of_count(subject, longest, now)) if longest.algorithm is SUBSCRIPTION else ends
+
+
+def _end_of_count(subject: str, limit: Limit, now: int) -> int:
+    """Return until when the units count that a subject has used of a period; 0 if it has used none."""
+    key = f"{subject_base(current().prefix, subject)}}}:{state_part(limit)}"
+    try:
+        (found,) = get_limiter().reporting_store.run(ReadStates([key]), frozen_now())
+    except StoreUnavailable:
+        return 0
+    if not isinstance(found, StateCopy):
+        return 0
+    return now + limit.algorithm.peek(found.value, limit.parameters(now), 0, now).reset

@@ -32,6 +32,7 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import load_snapshot, preview_override
 from django_quota.testing import freeze
+from tests.support.outages import no_answer
 
 NOW = datetime(2026, 3, 20, 12, tzinfo=UTC)
 ENDS = datetime(2026, 4, 15, tzinfo=UTC)
@@ -195,6 +196,27 @@ def test_limits_of_a_subject_have_its_periods() -> None:
 def test_a_raised_limit_ends_with_the_period_of_the_subject() -> None:
     assert raise_limit("tokens", "org:7", 5) == ENDS
     assert check("tokens", "org:7", 15).remaining == 0
+
+
+def test_a_raised_limit_ends_with_what_was_used_before_the_day_changed() -> None:
+    check("tokens", "org:7", 10)
+    DAYS["org:7"] = date(2026, 3, 10)
+
+    assert ends(check("tokens", "org:7").retry_after) == datetime(2026, 5, 10, tzinfo=UTC)
+    assert raise_limit("tokens", "org:7", 5) == datetime(2026, 5, 10, tzinfo=UTC)
+
+
+def test_a_raised_limit_ends_with_the_new_period_if_nothing_was_used() -> None:
+    DAYS["org:7"] = date(2026, 3, 10)
+
+    assert raise_limit("tokens", "org:7", 5) == datetime(2026, 4, 10, tzinfo=UTC)
+
+
+def test_a_limit_is_raised_while_the_store_does_not_answer() -> None:
+    check("tokens", "org:7", 10)
+
+    with no_answer():
+        assert raise_limit("tokens", "org:7", 5) == ENDS
 
 
 @pytest.mark.parametrize(
