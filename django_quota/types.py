@@ -8,7 +8,7 @@ from __future__ import annotations
 from django_quota.core.decisions import Outcome
 from django_quota.core.rates import Rate
 from django_quota.core.rules import RuleOptions
-from django_quota.features.counters.calls import Counter
+from django_quota.features.counters.calls import Counter, Grant
 from django_quota.features.reservations.calls import Reservation
 from django_quota.features.slots.calls import Lease, Slot
 from django_quota.features.usage.lines import UsageLine
@@ -20,6 +20,7 @@ from django_quota.operating.activity import RunningTotals
 __all__ = [
     "Counter",
     "Endpoint",
+    "Grant",
     "Lease",
     "Outcome",
     "QuotaRequest",

@@ -31,6 +31,8 @@ KEY_KINDS = {
     "b": "refusals that count towards a ban: b:<rule>; a sorted set",
     "day": "checks of a day, by rule: day:<date>; a hash",
     "c": "a counter: c:<name>; its days: c:<name>:<month>, a hash",
+    "grants": "units of a counter that expire: grants:<name>; a sorted set",
+    "granted": "units were granted, with the total after it: granted:<name>:<id>; a string",
     "leased": "units of a counter that reservations with a lease have taken: leased:<name>; a sorted set",
     "settled": "a reservation was settled, with the answer: settled:<name>:<id>:<entry>; a string",
     "u": "different values: u:<name>, and of a day u:<name>:<date>; a HyperLogLog",
@@ -126,6 +128,11 @@ def state_part(limit: Limit | StockLimit) -> str:
     return f"r:{field(limit.rule)}:{limit.state_id}"
 
 
+def grants_part(limit: StockLimit) -> str:
+    """Return the part of a key that names the units of a counter that expire."""
+    return f"grants:{field(limit.rule)}"
+
+
 def leased_part(limit: StockLimit) -> str:
     """Return the part of a key that names the units of a counter that reservations with a lease have taken."""
     return f"leased:{field(limit.rule)}"
@@ -134,6 +141,11 @@ def leased_part(limit: StockLimit) -> str:
 def counter_key(key: str) -> str:
     """Return the key of a counter. `key`: that of its units that reservations with a lease have taken."""
     return key.replace("}:leased:", "}:c:", 1)
+
+
+def grants_key(key: str) -> str:
+    """Return the key of the units of a counter that expire. `key`: that of the counter."""
+    return key.replace("}:c:", "}:grants:", 1)
 
 
 def ahead_key(key: str) -> str:

@@ -52,7 +52,7 @@ class Take:
     @property
     def encoded(self) -> tuple[str, ...]:
         """Its options, encoded for `engine/lua/decide.lua`."""
-        return (*(("quiet",) if self.is_quiet else ()), *(("leased",) if self.leased_for else ()))
+        return (*(("quiet",) if self.is_quiet else ()), "grants", *(("leased",) if self.leased_for else ()))
 
     @property
     def limits(self) -> tuple[StockLimit, ...]:

@@ -126,7 +126,8 @@ class Answer(NamedTuple):
         for index, moment in self._consumed():
             hit = self.hits[index]
             share = self.shares[index] if self.shares else ""
-            taken[hit.place] = Taken(moment, {limit.key: limit.limit.encoded for limit in hit.limits}, share)
+            drawn = "" if self.reply is None else self.reply.drawn(index)
+            taken[hit.place] = Taken(moment, {limit.key: limit.limit.encoded for limit in hit.limits}, share, drawn)
         asks = [ask._replace(is_estimate=False) for ask in self.resolved.asked]
         return Receipt.new(asks, taken, self.decided_at)
 

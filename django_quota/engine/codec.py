@@ -6,13 +6,13 @@ The head of the script lists the same words and numbers, and a test compares the
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
 from django_quota.core.algorithms import NEVER, Limit, Verdict
-from django_quota.core.algorithms.stock import Held, StockLimit
+from django_quota.core.algorithms.stock import Drawn, Held, StockLimit, drawn_text
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Outcome, Why
 from django_quota.core.errors import StoreDataError
@@ -44,13 +44,15 @@ class Portion(NamedTuple):
     """For each limit, whether it counted the hit. If not, it has nothing to give back."""
     lease: str = ""
     """The id of the lease for which its units were taken; empty if they were taken for good."""
+    drawn: str = ""
+    """What it took of grants; see `stock.drawn_text`."""
     day_key: str = ""
     """Where its day is counted; empty for the day of the hit."""
 
     def encode(self) -> str:
         """Return the portion, encoded for `engine/lua/adjust.lua`."""
         places = "".join(["01"[place] for place in self.places])
-        return f"{self.moment}:{self.cost}:{self.actual}:{places}:{self.lease}:{bool(self.day_key):d}"
+        return f"{self.moment}:{self.cost}:{self.actual}:{places}:{self.lease}:{self.drawn}:{bool(self.day_key):d}"
 
 
 class SettledMark(NamedTuple):
@@ -141,6 +143,10 @@ class Flag(IntEnum):
     """The caller has taken so many units ahead."""
     LEASED = 8
     """It may spend them for so many microseconds."""
+    DRAWN_OF = 9
+    """Units of a counter are of the grant that expires at the value."""
+    DRAWN = 10
+    """How many units these are. It follows `DRAWN_OF`."""
 
 
 class Flagged(NamedTuple):
@@ -201,6 +207,10 @@ class Reply:
         """Return whether all limits of a hit admitted it."""
         return all(verdict.allowed for verdict in self.hits[index])
 
+    def drawn(self, index: int) -> str:
+        """Return what a hit took of grants; see `stock.drawn_text`."""
+        return drawn_text(drawn_by(self.flags, index))
+
     def consumed(self, hits: Sequence[Hit]) -> Iterator[tuple[int, int]]:
         """Yield the index of each hit that a check consumed, and when it was decided (microseconds)."""
         if self.verdict != ALLOWED:
@@ -209,6 +219,16 @@ class Reply:
         for index, hit in enumerate(hits):
             if hit.cost and self.passed(index):  # the limits of a banned hit refuse it
                 yield index, moments.get(index, self.now)
+
+
+def drawn_by(flags: Iterable[Flagged], index: int) -> Iterator[Drawn]:
+    """Yield what flags say that a hit took of grants."""
+    expires = 0
+    for hit, flag, value in flags:
+        if hit == index and flag == Flag.DRAWN_OF:
+            expires = value
+        elif hit == index and flag == Flag.DRAWN:
+            yield Drawn(expires, value)
 
 
 def allows_all(numbers: Sequence[Any], hits: Sequence[Hit]) -> bool:

@@ -11,14 +11,14 @@ from itertools import combinations
 from typing import Any, ClassVar, NamedTuple
 
 from django_quota.core.algorithms import STOCK, Algorithm, Limit, Parameters
-from django_quota.core.algorithms.stock import StockLimit, Total
-from django_quota.core.errors import StoreDataError
-from django_quota.core.keys import ahead_part, leased_part, state_part
+from django_quota.core.algorithms.stock import StockLimit
+from django_quota.core.keys import ahead_part, grants_key, grants_part, leased_part, state_part
 from django_quota.core.keys import field as field_of
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.core.takes import Asked, Take
 from django_quota.engine.operations import States
 from django_quota.engine.system_operations import FIELD_ENDS, SPENT_END
+from django_quota.engine.totals import put_total, read_total
 from django_quota.engine.words import key_parts, packed
 
 
@@ -41,24 +41,21 @@ class CompiledLimit(NamedTuple):
         return self.limit.algorithm
 
     def state(self, states: States, now: int) -> Any:
-        """Return its state. A counter keeps its plain total: the state is the total with its expiry.
-
-        Raises `StoreDataError` if the key of a counter holds something else.
-        """
+        """Return its state. That of a counter is in two keys; see `read_total`."""
         if self.algorithm is not STOCK:
             return states.get(self.key)
-        units = states.get(self.key, now)
-        if units is not None and not isinstance(units, int):
-            raise StoreDataError(f"{self.key} is not a counter")
-        return None if units is None else Total(units, states.expiry(self.key))
+        return read_total(states, self.key, grants_key(self.key), now)
 
     def put(self, states: States, before: Any, after: Any) -> None:
         """Replace its state; None drops it."""
         if after is None:
             states.drop(self.key)
-        elif after is not before:
-            value = after.units if self.algorithm is STOCK else after
-            states.put(self.key, value, self.algorithm.expiry(after))
+        elif after is before:
+            return
+        elif self.algorithm is STOCK:
+            put_total(states, (self.key, grants_key(self.key)), after)
+        else:
+            states.put(self.key, after, self.algorithm.expiry(after))
 
 
 class CompiledRule:
@@ -98,11 +95,14 @@ class CompiledRule:
         if self.lease:
             self.ahead = [ahead_part(limit) for limit in limits.values() if isinstance(limit, Limit)]
             CompiledRule.any_prefetches = True
+        self.grants = [grants_part(each) + end for each in limits.values() if isinstance(each, StockLimit)]
+        """The end of the key of the units of a counter that expire; empty if it is a rule."""
         self.leased = [
             leased_part(each) + end for each in limits.values() if isinstance(each, StockLimit) and each.lease
         ]
         """The end of the key of the units of a counter that are taken for a lease; empty if none are."""
-        self._key_ends = ["s", *limits, *([self.refusals] if self.refusals else []), *self.ahead, *self.leased]
+        refusals = [self.refusals] if self.refusals else []
+        self._key_ends = ["s", *limits, *refusals, *self.ahead, *self.grants, *self.leased]
         self.number_of_keys = len(self._key_ends)
         """How many keys a hit has, without that of its day."""
         self._key_parts: dict[int, list[bytes]] = {}

@@ -8,11 +8,12 @@ than deciding. So `need(name)` makes a module when it is first needed, like Lua'
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from django_quota.core.algorithms import REGISTRY, Verdict
+from django_quota.core.algorithms import REGISTRY, STOCK, Verdict
+from django_quota.core.algorithms.stock import Drawn, Total, drawn_text
 from django_quota.engine.ahead import begin_ahead, take_ahead
 from django_quota.engine.codec import (
     ALLOWED,
@@ -21,6 +22,7 @@ from django_quota.engine.codec import (
     RETRY_WITH,
     Adjust,
     Adjustment,
+    Flag,
     Flagged,
     Mode,
     Reply,
@@ -45,7 +47,7 @@ from django_quota.engine.words import packed
 MODULES: dict[str, tuple[str, ...]] = {
     "ahead": ("ahead",),
     **{name: (f"core/algorithms/{name}",) for name in REGISTRY},
-    "stock": ("counter_common", "leased_units", "core/algorithms/stock"),
+    "stock": ("counter_common", "grants", "leased_units", "core/algorithms/stock"),
     "adjust": ("adjust",),
     "events": ("events",),
     "flag": ("flag",),
@@ -175,7 +177,11 @@ class Decide(Operation):
         return Reply(now, verdict, [context.verdicts for context in contexts], flags).encode()
 
     def _restore(self, states: States, contexts: Sequence[HitContext], now: int) -> None:
-        """Adjust hits, or refund their costs. Leases that have ended give their units back."""
+        """Adjust hits, or refund their costs. First, leases that have ended give their units back."""
+        for context in contexts:
+            if context.hit.compiled.leased and self.mode != "peek":
+                for limit, *keys in zip(context.limits, context.hit.leased_keys, context.hit.grants_keys, strict=True):
+                    give_back_ended(states, keys[0], limit.key, keys[1], now)
         if isinstance(self.mode, Adjust):
             for context, adjustment in zip(contexts, self.mode.of_hits, strict=True):
                 if adjustment is not None and _is_first(states, context, adjustment.mark, now):
@@ -185,10 +191,6 @@ class Decide(Operation):
                 for limit in context.limits:
                     state = limit.state(states, now)
                     limit.put(states, state, limit.algorithm.refund(state, limit.parameters, context.hit.cost, now))
-        for context in contexts:
-            if context.hit.compiled.leased and self.mode != "peek":
-                for key, limit in zip(context.hit.leased_keys, context.limits, strict=True):
-                    give_back_ended(states, key, limit.key, now)
 
     def _judge_near(self, states: States, context: HitContext, now: int) -> list[Flagged]:
         """Say whether a limit is near after what was really used."""
@@ -219,7 +221,7 @@ class Decide(Operation):
 
     def _force(self, states: States, context: HitContext, now: int) -> list[Flagged]:
         """Consume a hit whether or not there is room; return the flags. The verdicts say whether there was."""
-        hit = context.hit
+        hit, flags = context.hit, list[Flagged]()
         for number, (limit, verdict) in enumerate(zip(context.limits, context.verdicts, strict=True)):
             if limit.parameters.capacity == 0:
                 continue
@@ -227,10 +229,11 @@ class Decide(Operation):
             before = limit.state(states, now)
             state, after = algorithm.consume(before, limit.parameters, hit.cost, now, over=True)
             limit.put(states, before, state)
+            flags += _flags_of(context, _drawn(before, state))
             context.verdicts[number] = after if verdict.allowed else _peek(states, context, limit, hit.cost, now)
         context.is_refused = False
         count_day(states, context, now, passed=True)
-        return judge_near(states, context, hit.cost, now, emits=self.emits and not hit.rule.shadow)
+        return flags + judge_near(states, context, hit.cost, now, emits=self.emits and not hit.rule.shadow)
 
     def _check(self, states: States, context: HitContext, refused: set[int], now: int) -> list[Flagged]:
         """Consume a hit, or count its refusal; return the flags."""
@@ -238,20 +241,35 @@ class Decide(Operation):
         group_refused = hit.group in refused
         passed = not group_refused and 0 not in refused
         flags = judge_refused(states, context, now) if self.emits else []
+        before = [limit.state(states, now) for limit in context.limits] if hit.compiled.grants else []
         if not context.status:
             context.verdicts = [
                 _consume(states, hit, limit, verdict, now, passed=passed, group_refused=group_refused)
                 for limit, verdict in zip(context.limits, context.verdicts, strict=True)
             ]
         count_day(states, context, now, passed=passed)
-        if hit.compiled.leased and passed and not context.status:
-            for key, limit in zip(hit.leased_keys, hit.limits, strict=True):
-                p = limit.parameters
-                take_for_lease(states, key, lease_member(hit.value, hit.cost), now + p.b, now + p.a + p.b)
+        for number, state in enumerate(before if passed else ()):
+            limit = context.limits[number]
+            drawn = _drawn(state, limit.state(states, now))
+            flags += _flags_of(context, drawn)
+            if hit.leased_keys:
+                p, member = limit.parameters, lease_member(hit.value, hit.cost, drawn_text(drawn))
+                take_for_lease(states, hit.leased_keys[number], member, now + p.b, now + p.a + p.b)
         flags += emit(states, context, now, passed=passed, emits=self.emits)
         if hit.ahead is not None and hit.ahead.wish and passed:
             flags += take_ahead(states, context, hit.ahead, now)
         return flags
+
+
+def _drawn(before: Any, after: Any) -> list[Drawn]:
+    """Return what a hit took of grants. `before` and `after`: the states of its limit."""
+    return after.drawn_since(before) if isinstance(after, Total) else []
+
+
+def _flags_of(context: HitContext, drawn: Iterable[Drawn]) -> list[Flagged]:
+    """Return the flags that say what a hit took of grants."""
+    pairs = [((Flag.DRAWN_OF, each.expires), (Flag.DRAWN, each.units)) for each in drawn]
+    return [Flagged(context.index, flag, value) for pair in pairs for flag, value in pair]
 
 
 @lru_cache(maxsize=64)
@@ -328,15 +346,17 @@ def _adjust(states: States, context: HitContext, adjustment: Adjustment, now: in
     """
     hit = context.hit
     for portion in adjustment.portions:
-        moment, cost, actual, places, lease, day_key = portion
+        moment, cost, actual, places, lease, drawn, day_key = portion
         for number, (limit, is_counted) in enumerate(zip(context.limits, places, strict=True)):
             took = cost
-            if hit.leased_keys and not end_lease(states, hit.leased_keys[number], lease_member(lease, cost)):
+            if hit.leased_keys and not end_lease(states, hit.leased_keys[number], lease_member(lease, cost, drawn)):
                 took = 0  # the lease has ended, and its units have gone back already
             more = actual - took
             algorithm, parameters, state = limit.algorithm, limit.parameters, limit.state(states, now)
             if more > 0 and parameters.capacity > 0:
                 limit.put(states, state, algorithm.consume(state, parameters, more, now, over=True)[0])
+            elif more < 0 and is_counted and algorithm is STOCK:
+                limit.put(states, state, STOCK.give_back(state, parameters, -more, cost, moment, now, drawn))
             elif more < 0 and is_counted:
                 limit.put(states, state, algorithm.give_back(state, parameters, -more, cost, moment, now))
         if hit.day is not None and actual != cost:  # a hit that used nothing does not count

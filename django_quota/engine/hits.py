@@ -110,6 +110,11 @@ class Hit(_HitFields):
         return [self.base + end for end in self.compiled.ahead]
 
     @property
+    def grants_keys(self) -> list[str]:
+        """The key of the units of a counter that expire; empty if it is a rule."""
+        return [self.base + end for end in self.compiled.grants]
+
+    @property
     def leased_keys(self) -> list[str]:
         """The key of the units of a counter that are taken for a lease; empty if the hit has no lease."""
         return [self.base + end for end in self.compiled.leased]
@@ -138,7 +143,8 @@ class Hit(_HitFields):
         if self.refusals_key:
             keys.append(self.refusals_key)
         keys += self.ahead_keys
-        if self.compiled.leased:
+        if self.compiled.grants:
+            keys += self.grants_keys
             keys += self.leased_keys
         if self.day:
             keys.append(self.day.key)

@@ -7,16 +7,18 @@ needs to know them. The next reservation with a lease gives back what has ended,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from django_quota.core.algorithms.stock import MAX_INT64
-from django_quota.core.errors import StoreDataError
+from django_quota.core.algorithms.stock import read_drawn
 from django_quota.engine.operations import States, keep
+from django_quota.engine.totals import put_total, read_total
 
 
-def lease_member(lease: str, units: int) -> str:
-    """Return the member of the sorted set that stands for units that were taken for a lease."""
-    return f"{lease}:{units}"
+def lease_member(lease: str, units: int, drawn: str) -> str:
+    """Return the member of the sorted set that stands for units that were taken for a lease.
+
+    `drawn`: what was taken of grants; see `stock.drawn_text`.
+    """
+    return f"{lease}:{units}:{drawn}"
 
 
 def take_for_lease(states: States, leased_key: str, member: str, ends: int, stop: int) -> None:
@@ -34,20 +36,22 @@ def end_lease(states: States, leased_key: str, member: str) -> bool:
     return True
 
 
-def give_back_ended(states: States, leased_key: str, total_key: str, now: int) -> int:
-    """Give back the units of leases that have ended; return how many leases these were."""
+def give_back_ended(states: States, leased_key: str, total_key: str, grants_key: str, now: int) -> int:
+    """Give back the units of leases that have ended; return how many leases these were.
+
+    The units of grants that have expired meanwhile are lost.
+    """
     members: Mapping[str, int] = states.get(leased_key) or {}
     ended = sorted((stop, member) for member, stop in members.items() if stop <= now)
     if not ended:
         return 0
-    units: Any = states.get(total_key, now)
-    if units is not None and not isinstance(units, int):
-        raise StoreDataError(f"{total_key} is not a counter")
-    total, expiry = units or 0, max(states.expiry(total_key), states.expiry(leased_key))
+    total = read_total(states, total_key, grants_key, now)
     for _, member in ended:
-        more = int(member.rpartition(":")[2])
-        total += more if total + more <= MAX_INT64 else 0
-    states.put(total_key, total, expiry)
+        _, units, drawn = member.split(":")
+        more = total.credited(int(units), read_drawn(drawn), now)
+        total = more if more.fits else total
+    expiry = max(states.expiry(total_key), states.expiry(leased_key))
+    put_total(states, (total_key, grants_key), total._replace(expiry=expiry))
     gone = {member for _, member in ended}
     keep(states, leased_key, {member: stop for member, stop in members.items() if member not in gone}, 0)
     return len(ended)

@@ -31,6 +31,8 @@ class Taken(NamedTuple):
     """
     share: str = ""
     """The share of which it was spent, if this process had taken units ahead."""
+    drawn: str = ""
+    """What it took of grants of a counter; see `stock.drawn_text`."""
 
 
 class Receipt(NamedTuple):
@@ -159,7 +161,7 @@ class Settlement(NamedTuple):
             ]
             day = hit.at(taken.moment, scope.zone()).day
             day_key = day.key if day is not None and day != hit.day else ""
-            portions.append(Portion(taken.moment, ask.cost, actual, places, ask.value, day_key))
+            portions.append(Portion(taken.moment, ask.cost, actual, places, ask.value, taken.drawn, day_key))
         if not portions:
             return None
         return Adjustment(portions, self.mark(hit.place, hit.base, hit.field) if self.until else None)

@@ -126,7 +126,7 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
     for index, moment in reply.consumed(part.hits):
         hit = part.hits[index]
         places = [hit.group > 0 or not limit.limit.options.count_refused for limit in hit.limits]
-        undone[index] = Adjustment([Portion(moment, hit.cost, 0, places, hit.value)])
+        undone[index] = Adjustment([Portion(moment, hit.cost, 0, places, hit.value, reply.drawn(index))])
     if not any(undone):
         return reply
     try:
@@ -139,7 +139,8 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
         return reply
     of_hits = zip(reply.hits, after.hits, undone, strict=True)
     verdicts = [later if adjusted else earlier for earlier, later, adjusted in of_hits]
-    flags = [flagged for flagged in reply.flags if flagged.flag != Flag.NEAR_EMITTED]
+    undoing = (Flag.NEAR_EMITTED, Flag.DRAWN_OF, Flag.DRAWN)
+    flags = [flagged for flagged in reply.flags if flagged.flag not in undoing]
     return Reply(reply.now, REFUSED, verdicts, flags)
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import initialize, rule
 from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import WRAP, WindowEntry
-from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
+from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64, Credit, Total
 from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 from django_quota.core.keys import field, status_key
 from django_quota.core.takes import Asked
@@ -23,7 +23,7 @@ from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG
 from django_quota.engine.hits import Ahead
-from django_quota.engine.operations import Operation
+from django_quota.engine.operations import Operation, text
 from django_quota.engine.receipts import Receipt
 from django_quota.engine.record_hits import RecordHits
 from django_quota.features.bans import operations as bans
@@ -169,7 +169,20 @@ class Plans(Machine):
     )
     def a_counter_is_set(self, counter: Rule, subject: str, units: int) -> None:
         (hit,) = Question([Ask(counter, subject, 1)]).hits
-        self.places.run(counters.Set([hit.limits[0].key], units, hit.limits[0].parameters.a), self.now)
+        keys = (hit.limits[0].key, *hit.grants_keys)
+        self.places.run(counters.Set(keys, units, hit.limits[0].parameters.a), self.now)
+
+    @rule(
+        counter=st.sampled_from([CREDITS, POOLED, *LEASED]),
+        subject=CLIENTS,
+        units=st.integers(1, 40) | st.just(10**12),
+        span=st.sampled_from([0, 3, 20 * SECOND, 40 * SECOND, MINUTE, DAY]),
+    )
+    def units_that_expire_are_granted(self, counter: Rule, subject: str, units: int, span: int) -> None:
+        (hit,) = Question([Ask(counter, subject, 1)]).hits
+        mark = hit.limits[0].key.replace("}:c:", "}:granted:") + f":order-{next(self.ids)}"
+        keys = (hit.limits[0].key, *hit.grants_keys, mark)
+        self.places.run(counters.AddGrant(keys, units, hit.limits[0].parameters.a, span, "order"), self.now)
 
     @rule(number=st.integers(0, 99), subject=CLIENTS, span=st.integers(1, 90 * SECOND))
     def code_bans_a_subject(self, number: int, subject: str, span: int) -> None:
@@ -309,6 +322,14 @@ def key_of(subject: str, kind: str = "c:total") -> str:
     return f"quota:1:{{{subject}}}:{kind}"
 
 
+def keys_of(subject: str) -> tuple[str, str]:
+    """Return the keys of a total, and of the units of it that expire."""
+    return key_of(subject), key_of(subject, "grants:total")
+
+
+BOTH = tuple(key for pair in zip(keys_of("a"), keys_of("b"), strict=True) for key in pair)
+
+
 class Counters(Machine):
     """Counts, takes, moves and reads in any order: what is done is exact, and what is not done changes nothing."""
 
@@ -320,9 +341,19 @@ class Counters(Machine):
         assert changed <= (set(operation.keys) if done else set())
         return bool(done)
 
+    def opened(self, subject: str) -> Total:
+        """Return the total of a subject, without what has expired; 0 if something else lies there."""
+        units, grants = (self.places.states.get(key) for key in keys_of(subject))
+        if not isinstance(units, int) or not isinstance(grants, dict | None):
+            return Total(0, 0)
+        return Total.read(units, 0, grants or {}, self.now)
+
     def totals(self) -> dict[str, int]:
-        kept = self.kept()
-        return {each: kept[key_of(each)] if isinstance(kept.get(key_of(each)), int) else 0 for each in "ab"}
+        return {each: self.opened(each).units for each in "ab"}
+
+    def left(self, subject: str) -> list[tuple[int, int]]:
+        """Return when units of a subject expire, and how many."""
+        return [(each.expires, each.left) for each in self.opened(subject).credits if each.left]
 
     def day(self, off: int) -> tuple[str, int, int]:
         """Return a day near the current one, and when it begins and ends."""
@@ -337,19 +368,19 @@ class Counters(Machine):
     @rule(subject=ACCOUNTS, amount=SIGNED, off=OFF)
     def it_is_incremented(self, subject: str, amount: int, off: int) -> None:
         before = self.totals()[subject]
-        keys = (key_of(subject), key_of(subject, "c:total:2025-11"))
+        keys = (key_of(subject), key_of(subject, "c:total:2025-11"), keys_of(subject)[1])
         if self.is_done(counters.Incr(keys, amount, TTL, *self.day(off))):
             assert (off, self.totals()[subject]) == (0, before + amount)
 
     @rule(subject=ACCOUNTS, amount=SIGNED)
     def it_is_set(self, subject: str, amount: int) -> None:
-        if self.is_done(counters.Set([key_of(subject)], amount, TTL)):
+        if self.is_done(counters.Set(keys_of(subject), amount, TTL)):
             assert self.totals()[subject] == amount
 
     @rule(subject=ACCOUNTS, day=st.one_of(st.none(), st.integers(21, 29)))
     def it_is_read(self, subject: str, day: int | None) -> None:
         before = self.places.dump()
-        self.is_done(counters.Get(key_of(subject)))
+        self.is_done(counters.Get(keys_of(subject)))
         months = [key_of(subject, f"c:total:2025-{month}") for month in (11, 12)]
         self.is_done(counters.Days(months, [(20, 30), (1, 31)]))
         self.is_done(counters.UniqueCount(key_of(subject, "u:total" + (f":2025-11-{day}" if day else ""))))
@@ -357,19 +388,47 @@ class Counters(Machine):
 
     @rule(subject=ACCOUNTS)
     def it_is_popped(self, subject: str) -> None:
-        if self.is_done(counters.Pop(key_of(subject))):
+        if self.is_done(counters.Pop(keys_of(subject))):
             assert self.totals()[subject] == 0
+
+    @rule(
+        subject=ACCOUNTS,
+        amount=st.integers(1, 9) | st.just(10**12),
+        span=st.sampled_from([0, 1, DAY, 2 * DAY, 2 * DAY]),
+        order=st.integers(0, 9),
+    )
+    def units_that_expire_are_granted(self, subject: str, amount: int, span: int, order: int) -> None:
+        before, left, mark = self.totals()[subject], self.left(subject), key_of(subject, f"granted:total:{order}")
+        is_known = mark in self.kept()
+        done = self.is_done(counters.AddGrant((*keys_of(subject), mark), amount, TTL, span, str(order)))
+        more = amount if done and not is_known else 0
+        assert self.totals()[subject] == before + more
+        if more:
+            assert self.places.states.get(mark) == str(before + more)
+            living = min(more, max(0, before + more)) if span else 0
+            assert sum(units for _, units in self.left(subject)) == sum(units for _, units in left) + living
+
+    @rule(subject=ACCOUNTS)
+    def grants_are_read(self, subject: str) -> None:
+        reply = self.done(counters.Grants(keys_of(subject)))
+        assert reply[0] == counters.NO_COUNTER or list(map(Credit.read, map(text, reply[1:]))) == [
+            each for each in self.opened(subject).credits if each.left
+        ]
 
     @rule(subject=ACCOUNTS, amount=AMOUNTS.filter(bool))
     def some_is_taken(self, subject: str, amount: int) -> None:
-        before = self.totals()[subject]
-        done = self.is_done(counters.TakeUnits([key_of(subject)], amount, TTL))
+        before, left = self.totals()[subject], self.left(subject)
+        done = self.is_done(counters.TakeUnits(keys_of(subject), amount, TTL))
         assert self.totals()[subject] == (before - amount if done else before) >= min(before, 0)
+        if done:  # what expires first is used first
+            in_order = [expires for expires, units in left for _ in range(min(units, 100))][: min(amount, 100)]
+            assert all(expires >= in_order[-1] for expires, _ in self.left(subject)) if in_order else True
 
     @rule(source=ACCOUNTS, destination=ACCOUNTS, amount=AMOUNTS)
     def some_is_moved(self, source: str, destination: str, amount: int) -> None:
         before = self.totals()
-        self.is_done(counters.Transfer([key_of(source), key_of(destination)], amount, TTL))
+        keys = [key for pair in zip(keys_of(source), keys_of(destination), strict=True) for key in pair]
+        self.is_done(counters.Transfer(keys, amount, TTL))
         after = self.totals()
         assert sum(after.values()) == sum(before.values())
         assert all(after[each] >= min(before[each], 0) for each in "ab")
@@ -382,7 +441,7 @@ class Counters(Machine):
 
     @rule(
         subject=ACCOUNTS,
-        kind=st.sampled_from(["c:total", "c:total:2025-11", "u:total", "u:total:2025-11-21"]),
+        kind=st.sampled_from(["c:total", "grants:total", "c:total:2025-11", "u:total", "u:total:2025-11-21"]),
         cleared=st.booleans(),
     )
     def something_else_lies_there(self, subject: str, kind: str, cleared: bool) -> None:
@@ -584,6 +643,19 @@ def test_stores_never_differ_in_what_is_taken_ahead(raw: redis.Redis) -> None:
     run_machine(TakenAhead, raw, examples=200)
 
 
+class Credits(Plans):
+    """Plans of counters alone, of whose units some expire."""
+
+    @initialize(phase=st.integers(0, DAY), its_rules=st.just([CREDITS, POOLED, *LEASED]))
+    def begin(self, phase: int, its_rules: list[Asked]) -> None:
+        super().begin(phase, its_rules)
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_stores_never_differ_in_what_expires_of_a_counter(raw: redis.Redis) -> None:
+    run_machine(Credits, raw, examples=300)
+
+
 ONE_AFTER_ANOTHER: list[tuple[int, Literal["check", "force", "peek", "refund", "reset"], int, int, int, int]] = [
     (0, "check", 1, 4, 9, 0), (1, "check", 1, 4, 9, 0), (SECOND, "peek", 1, 0, 9, 0), (0, "check", 1, 4, 0, 3),
     (0, "reset", 0, 0, 9, 0), (5 * SECOND, "peek", 1, 0, 9, 0), (0, "check", 2, 4, 9, 0), (0, "refund", 1, 0, 0, 2),
@@ -699,11 +771,13 @@ def test_entries_around_a_wrap_expire_in_their_turn(places: Places) -> None:
 
 
 IN_TWO_KEYS: dict[str, Operation] = {
-    "incr": counters.Incr((key_of("a"), key_of("a", "c:total:2025-11")), 3, TTL, "21", MIDNIGHT, MIDNIGHT + DAY),
+    "incr": counters.Incr(
+        (key_of("a"), key_of("a", "c:total:2025-11"), keys_of("a")[1]), 3, TTL, "21", MIDNIGHT, MIDNIGHT + DAY
+    ),
     "unique": counters.Unique(
         (key_of("a", "u:total"), key_of("a", "u:total:2025-11-21")), "value", TTL, MIDNIGHT, MIDNIGHT + DAY
     ),
-    "transfer": counters.Transfer([key_of("a"), key_of("b")], 0, TTL),
+    "transfer": counters.Transfer(BOTH, 0, TTL),
 }
 
 

@@ -2,10 +2,14 @@
 
 A counter in an entry of `check_all` uses this algorithm; `algorithm=` does not. The state is the plain total of the
 counter, so that its own methods and a decision work on the same number.
+
+Some units of a total may expire: those that a grant has added. Spending uses first what expires first, and last what
+never expires. `engine/lua/grants.lua` has the same functions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -15,11 +19,137 @@ MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 """The bounds of a total."""
 
 
+KEPT_GRANTS, MAX_GRANTS = 100, 1_000
+"""How many grants of a total are kept with those that are used up, and how many in all."""
+
+
+class Credit(NamedTuple):
+    """What is left of a grant. No two grants of one total expire in the same microsecond."""
+
+    expires: int
+    """When it expires (microseconds)."""
+    left: int
+    granted: int
+    id: str
+    """The id that the caller gave it, escaped; empty if it is unknown."""
+
+    @classmethod
+    def read(cls, member: str) -> Credit:
+        """Return the credit that a member of the sorted set stands for."""
+        left, granted, expires, name = member.split(":")
+        return cls(int(expires), int(left), int(granted), name)
+
+    @property
+    def member(self) -> str:
+        """The member of the sorted set that stands for it."""
+        return f"{self.left}:{self.granted}:{self.expires}:{self.id}"
+
+
+class Drawn(NamedTuple):
+    """Units that were taken of a grant."""
+
+    expires: int
+    """When the grant expires (microseconds), which identifies it."""
+    units: int
+    id: str = ""
+    """The id of the grant, escaped; empty if it is unknown."""
+
+
+def drawn_text(drawn: Iterable[Drawn]) -> str:
+    """Return what was taken of grants, encoded for receipts, leases and `engine/lua/grants.lua`."""
+    return ";".join([f"{each.expires}-{each.units}" for each in drawn])
+
+
+def read_drawn(text: str) -> list[Drawn]:
+    """Return what `drawn_text` encoded."""
+    pairs = (each.split("-") for each in text.split(";") if each)
+    return [Drawn(int(expires), int(units)) for expires, units in pairs]
+
+
+def unused(drawn: Sequence[Drawn], units: int, cost: int) -> list[Drawn]:
+    """Return of which grants some units of a hit go back. `cost`: what the hit took, of which it drew this.
+
+    What was used counts against what expires first.
+    """
+    back = list[Drawn]()
+    units -= min(units, cost - sum(each.units for each in drawn))  # of what never expires
+    for each in reversed(drawn):
+        part = min(units, each.units)
+        units -= part
+        if part:
+            back.append(each._replace(units=part))
+    return back
+
+
 class Total(NamedTuple):
     """What a counter holds, and when it expires (microseconds)."""
 
     units: int
     expiry: int
+    credits: tuple[Credit, ...] = ()
+    """The units that expire, the first to expire first: never more than it holds. Some may be used up."""
+
+    @classmethod
+    def read(cls, units: int, expiry: int, kept: Mapping[str, int], now: int) -> Total:
+        """Return what is left at `now`, without what has expired. `kept`: the members of the sorted set."""
+        if not kept:
+            return cls(units, expiry)
+        every = tuple(sorted(map(Credit.read, kept)))
+        # The total may have been lost, or changed by somebody else.
+        every = _used_up(every, sum(each.left for each in every) - max(0, units))
+        lapsed = sum(each.left for each in every if each.expires <= now)
+        return cls(units - lapsed, expiry, tuple(each for each in every if each.expires > now))
+
+    def spent(self, units: int) -> Total:
+        """Return the total after units were spent."""
+        return self._replace(units=self.units - units, credits=_used_up(self.credits, units))
+
+    def credited(self, units: int, drawn: Iterable[Drawn], now: int) -> Total:
+        """Return the total after units were added. `drawn`: of which grants they are; those that have expired are lost.
+
+        What is owed is paid of them first.
+        """
+        owed, found = max(0, -self.units), {each.expires: each for each in self.credits}
+        for expires, more, name in drawn:
+            if expires <= now:
+                units -= more
+                continue
+            known = found.get(expires, Credit(expires, 0, 0, name))
+            left = known.left + more
+            found[expires] = known._replace(left=left, granted=max(known.granted, left))
+        return self._replace(units=self.units + units, credits=_used_up(tuple(sorted(found.values())), owed))
+
+    def drawn_since(self, before: Total) -> list[Drawn]:
+        """Return what was spent of grants since it was `before`."""
+        pairs = zip(before.credits, self.credits, strict=True)
+        return [Drawn(old.expires, old.left - new.left, old.id) for old, new in pairs if old.left > new.left]
+
+    def with_room(self, more: int) -> Total | None:
+        """Return the total, ready for so many grants more; None if it would have too many.
+
+        It keeps grants that are used up, so that what comes back has its id; not if it has very many.
+        """
+        kept = self.credits
+        if len(kept) + more > KEPT_GRANTS:
+            kept = tuple(each for each in kept if each.left)
+        return self._replace(credits=kept) if len(kept) + more <= MAX_GRANTS else None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits into 64 bits."""
+        return MIN_INT64 <= self.units <= MAX_INT64
+
+
+def _used_up(every: tuple[Credit, ...], units: int) -> tuple[Credit, ...]:
+    """Return credits after units of them were used, those that expire first before the others."""
+    if units <= 0 or not every:
+        return every
+    rest = list[Credit]()
+    for each in every:
+        part = min(each.left, max(0, units))
+        units -= part
+        rest.append(each._replace(left=each.left - part))
+    return tuple(rest)
 
 
 class Stock(Algorithm[Total]):
@@ -38,22 +168,32 @@ class Stock(Algorithm[Total]):
         self, state: Total | None, p: Parameters, cost: int, now: int, *, over: bool = False
     ) -> tuple[Total, Verdict]:
         """Take the cost; `over`: even below zero."""
-        after = self.refund(state, p, -cost, now)
+        before = state or Total(0, now)
+        after = _kept(before, before.spent(cost), p, now)
         return after, self.peek(after, p, 0, now)._replace(allowed=True, retry_after=0)
 
     def refund(self, state: Total | None, p: Parameters, cost: int, now: int) -> Total:
         """Add the cost, unless the total would overflow 64 bits."""
-        before = state or Total(0, now)
-        units = before.units + cost
-        return Total(units, now + p.a) if MIN_INT64 <= units <= MAX_INT64 else before
+        return self.give_back(state, p, cost, cost, now, now)
 
-    def give_back(self, state: Total | None, p: Parameters, units: int, cost: int, moment: int, now: int) -> Total:
-        """Add the units, however long ago the hit took them."""
-        return self.refund(state, p, units, now)
+    def give_back(
+        self, state: Total | None, p: Parameters, units: int, cost: int, moment: int, now: int, drawn: str = ""
+    ) -> Total:
+        """Add the units, however long ago the hit took them, without those of grants that have expired.
+
+        `drawn`: what the hit took of grants; see `drawn_text`.
+        """
+        before = state or Total(0, now)
+        return _kept(before, before.credited(units, unused(read_drawn(drawn), units, cost), now), p, now)
 
     def expiry(self, state: Total) -> int:
         """Return when the counter expires."""
         return state.expiry
+
+
+def _kept(before: Total, after: Total, p: Parameters, now: int) -> Total:
+    """Return a total that lives from now on, unless it would overflow 64 bits: then it stays as it was."""
+    return after._replace(expiry=now + p.a) if after.fits else before
 
 
 STOCK = Stock()

@@ -4,10 +4,11 @@
 --        then for each hit the days of its portions, if they are not that of the hit; its mark, if it has one: a string
 --        that says that the hit was settled, with the answer: five numbers for each limit, as in the reply
 -- ARGV   as decide; the mode is "adjust", then for each hit " <stop>" and its portions, each
---        ",<moment>:<cost>:<actual>:<places>:<lease>:<day>"; or " -": it took nothing.
+--        ",<moment>:<cost>:<actual>:<places>:<lease>:<drawn>:<day>"; or " -": it took nothing.
 --        stop: until when the mark says so; 0: it has none. moment: when the portion was decided; cost: what it took;
 --        actual: what was really used; places: for each limit 1, or 0 if the limit did not count it, and so gives
---        nothing back; lease: its id, see leased_units; day 1: it has a day of its own
+--        nothing back; lease: its id, see leased_units; drawn: what it took of grants; day 1: it
+--        has a day of its own
 -- reply  adjust: nothing; from then on the cost of each hit is 0. answer: nothing; it shows the first answer to a hit
 --        that was settled before, and remembers that to any other. judge_near: nothing; it adds flags
 local restorers = need('restore')
@@ -27,11 +28,12 @@ local function recount_day(day_key, rule, cost, actual)
   if redis.call('PTTL', day_key) < 0 then expire(day_key, DAY_TTL) end
 end
 
-local function adjust_portion(hit, moment, cost, actual, places, lease)
+local function adjust_portion(hit, moment, cost, actual, places, lease, drawn)
   for i, limit in ipairs(hit) do
     local has_counted, took = string.sub(places, i, i) == '1', cost
-    -- The units of a lease that has ended may have gone back already.
-    if limit.leased_key and redis.call('ZREM', limit.leased_key, lease .. ':' .. integer(cost)) == 0 then took = 0 end
+    -- The units of a lease that has ended have gone back already.
+    local member = lease .. ':' .. integer(cost) .. ':' .. drawn
+    if limit.leased_key and redis.call('ZREM', limit.leased_key, member) == 0 then took = 0 end
     local more = actual - took
     if more > 0 and limit.capacity > 0 then
       limit.cost = more
@@ -39,7 +41,7 @@ local function adjust_portion(hit, moment, cost, actual, places, lease)
       limit.algorithm.consume(limit, true)
     elseif more < 0 and has_counted then
       limit.cost = cost
-      restorers[limit.name].give_back(limit, -more, moment)
+      restorers[limit.name].give_back(limit, -more, moment, drawn)
     end
   end
 end
@@ -64,15 +66,15 @@ local function adjust(hits, keys_read)
     local hit = hits[number]
     local stop, portions = string.match(word, '^(%d+),(.+)$')
     local settled = {}
-    for moment, cost, actual, places, lease, day in
-      string.gmatch(portions or '', '(%d+):(%d+):(%d+):(%d*):([^:,]*):(%d)')
+    for moment, cost, actual, places, lease, drawn, day in
+      string.gmatch(portions or '', '(%d+):(%d+):(%d+):(%d*):([^:,]*):([^:,]*):(%d)')
     do
       local day_key = hit.day_key
       if day == '1' then
         keys_read = keys_read + 1
         day_key = KEYS[keys_read]
       end
-      settled[#settled + 1] = { tonumber(moment), tonumber(cost), tonumber(actual), places, lease, day_key }
+      settled[#settled + 1] = { tonumber(moment), tonumber(cost), tonumber(actual), places, lease, drawn, day_key }
     end
     local is_now = stop ~= nil
     if is_now and stop ~= '0' then
@@ -82,9 +84,9 @@ local function adjust(hits, keys_read)
     if is_now then
       hit.actual = 0
       for _, portion in ipairs(settled) do
-        local moment, cost, actual, places, lease, day_key = unpack(portion, 1, 6)
+        local moment, cost, actual, places, lease, drawn, day_key = unpack(portion, 1, 7)
         hit.actual = hit.actual + actual
-        adjust_portion(hit, moment, cost, actual, places, lease)
+        adjust_portion(hit, moment, cost, actual, places, lease, drawn)
         recount_day(day_key, hit.rule, cost, actual)
       end
     end

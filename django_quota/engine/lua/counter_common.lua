@@ -8,8 +8,9 @@
 -- KEYS   those of the script after it
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 -- reply  a script's reply begins with DONE, or is one of {TOO_FEW}, {WRONG_DAY, now}, {NO_COUNTER, n} (KEYS[n] holds no
---        counter) and {OVERFLOW, n} (KEYS[n] would overflow 64 bits); except for {DONE, ...} nothing has changed
-local DONE, TOO_FEW, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
+--        counter), {OVERFLOW, n} (KEYS[n] would overflow 64 bits) and {TOO_MANY, n} (KEYS[n] would have too many grants);
+--        except for {DONE, ...} nothing has changed
+local DONE, TOO_FEW, WRONG_DAY, NO_COUNTER, OVERFLOW, TOO_MANY = 1, 0, -1, -2, -3, -5
 
 local function failed(reply) return type(reply) == 'table' and reply.err end
 
@@ -34,14 +35,14 @@ local function is_integer(text)
   return at_least(sign == '-' and '9223372036854775808' or '9223372036854775807', digits)
 end
 
--- Returns the total under KEYS[n] as a string; or nil, and the reply that says why.
+-- Returns the total under KEYS[n] as a string, and last the value of the key; or nil, and the reply that says why.
 local function read_total(n)
   local key = KEYS[n]
   local value = redis.pcall('GET', key)
   if not value then return '0' end
   if failed(value) then return nil, fault(value, n) end
   if not is_integer(value) then return nil, { NO_COUNTER, n } end
-  return value
+  return value, nil, value
 end
 
 -- Restores the value that a key had before it was written; without one (false), deletes the key.

@@ -25,6 +25,7 @@
 --              returns its share <id>, of which it has spent so much ('': it has none), and wishes to take so many
 --              units (0: none) for the lease in microseconds, at most what is left divided by the divisor; KEYS: for
 --              each limit the shares that are out
+--            "grants": what a counter holds may expire; KEYS: the units that do
 --            "leased": the units of a counter are taken for a lease; KEYS: these units
 --            "day" <begins> <ends> <tier>: a check counts the day with these edges, and notes the tier; KEYS: its
 --              counts
@@ -37,7 +38,7 @@
 --        more: until more is left than now (-1: never; for example, nothing is used)
 --        flag 1: banned (value: until when); 2: the ban has begun now; 3: "refused" was emitted; 4: "near" was emitted
 --          (value: the share); 5: the number of the ban that has begun, in its series; 7: units were taken ahead; 8: for
---          so long (microseconds)
+--          so long (microseconds); 9: units were taken of the grant that expires at the value; 10: so many
 -- %% plain plans %%
 local plain_reply, plain_days
 if ARGV[2] == 'check' then
@@ -171,9 +172,15 @@ while read < #ARGV do
       hit.ahead = read
       keys_read = keys_read + number_of_limits
       read = read + 7
+    elseif option == 'grants' then
+      keys_read = keys_read + 1
+      hit[1].grants_key = KEYS[keys_read]
+      hit[1].hit = hit
+      read = read + 1
     elseif option == 'leased' then
       keys_read = keys_read + 1
       hit[1].leased_key = KEYS[keys_read]
+      hit.leased = true
       read = read + 1
     else
       hit.quiet = true
@@ -186,6 +193,7 @@ end
 
 for h = 1, #hits do
   if hits[h].refusals then need('subject_status').load(hits[h]) end
+  if hits[h].leased and mode ~= 'peek' then need('stock').begin(hits[h][1]) end
 end
 
 for h = 1, #hits do

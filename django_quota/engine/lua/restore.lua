@@ -3,7 +3,8 @@
 -- KEYS   limit.key: see the algorithm
 -- ARGV   as decide
 -- reply  a table for each algorithm. refund: gives limit.cost back, never more than is used. give_back: gives some
---        units of a hit back, if they still count; limit.cost: what the hit took; moment: when it was decided
+--        units of a hit back, if they still count; limit.cost: what the hit took; moment: when it was decided; drawn:
+--        what it took of grants of a counter
 local bucket, window = need('token_bucket'), need('fixed_window')
 
 local function restore_window(limit, units)
@@ -127,7 +128,7 @@ return {
   },
 
   stock = {
-    refund = function(limit) need('stock').add(limit, limit.cost) end,
-    give_back = function(limit, units) need('stock').add(limit, units) end,
+    refund = function(limit) need('stock').give_back(limit, limit.cost, '') end,
+    give_back = function(limit, units, _, drawn) need('stock').give_back(limit, units, drawn) end,
   },
 }

@@ -9,19 +9,21 @@ from __future__ import annotations
 import hashlib
 from calendar import monthrange
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
 from typing import Any
 
 from django_quota.conf import current
-from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
-from django_quota.core.clock import MAX_GUESSES, SECOND, now
+from django_quota.core.algorithms.stock import MAX_GRANTS, MAX_INT64, MIN_INT64, Credit
+from django_quota.core.clock import MAX_GUESSES, SECOND, moment_of, now
 from django_quota.core.days import Day, day_of
 from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable, Translatable
 from django_quota.core.flow import Flow, run_async
-from django_quota.core.keys import group_base, key_of, subject_base
-from django_quota.core.rates import MAX_PERIOD, Duration, parse_duration
+from django_quota.core.keys import field, group_base, is_digest, key_of, named, subject_base
+from django_quota.core.rates import MAX_COUNT, MAX_PERIOD, Duration, parse_duration
 from django_quota.core.takes import CounterEntry, Take
+from django_quota.engine.operations import text
 from django_quota.features.counters import operations
 from django_quota.limiting.api import AnySubject, run_call
 from django_quota.limiting.registry import store_call
@@ -39,7 +41,24 @@ MAX_DAYS = 3_660
 _PROBLEMS: Mapping[int, Callable[[str], Translatable]] = {
     operations.NO_COUNTER: lambda key: Translatable("%(key)s in the store is not a counter", key=key),
     operations.OVERFLOW: lambda key: Translatable("the change would take %(key)s beyond 64 bits", key=key),
+    operations.TOO_MANY: lambda key: Translatable(
+        "%(key)s would have more than %(most)d grants that are not used up", key=key, most=MAX_GRANTS
+    ),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What is left of units that `Counter.grant` has added, and that expire."""
+
+    id: str
+    """The id that you gave it. Empty if many grants were used up before some of their units came back."""
+    granted: int
+    """How many units it added."""
+    left: int
+    """How many of them are left."""
+    expires: datetime
+    """When the rest expires, in UTC."""
 
 
 def counter(name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None) -> Counter:
@@ -124,7 +143,7 @@ class Counter(CounterEntry):
     # --- totals alone -------------------------------------------------------------------------------------------------
 
     def set(self, subject: AnySubject, value: int) -> None:
-        """Set the total to `value`. The days stay as they are."""
+        """Set the total to `value`, of which nothing expires: all grants end. The days stay as they are."""
         run_call(self._set(subject, value))
 
     async def aset(self, subject: AnySubject, value: int) -> None:
@@ -144,7 +163,10 @@ class Counter(CounterEntry):
         return await run_async(self._take(subject, n))
 
     def pop(self, subject: AnySubject) -> int:
-        """Return the total and set it to zero in one step, so nothing is counted twice or lost. The days stay."""
+        """Return the total and set it to zero in one step, so nothing is counted twice or lost. All grants end.
+
+        The days stay as they are.
+        """
         return run_call(self._pop(subject))
 
     async def apop(self, subject: AnySubject) -> int:
@@ -154,8 +176,8 @@ class Counter(CounterEntry):
     def transfer(self, a: AnySubject, b: AnySubject, n: int) -> bool:
         """Move `n` (0 or more) from the total of `a` to the total of `b` if `a` holds `n`; return whether it did.
 
-        Both totals change, or neither does. Their sum stays the same, and `a` never falls below zero. A transfer to
-        itself changes nothing. The days stay as they are.
+        Both totals change, or neither does. Their sum stays the same, and `a` never falls below zero. Units of grants
+        keep the time when they expire. A transfer to itself changes nothing. The days stay as they are.
 
         If it raises `StoreUnavailable`, the amount may have moved: both totals have changed, or neither has. No
         transfer is repeated automatically. Read the totals before you transfer again.
@@ -168,6 +190,46 @@ class Counter(CounterEntry):
     async def atransfer(self, a: AnySubject, b: AnySubject, n: int) -> bool:
         """Move an amount from one total to another; see `transfer`."""
         return await run_async(self._transfer(a, b, n))
+
+    # --- units that expire --------------------------------------------------------------------------------------------
+
+    def grant(self, subject: AnySubject, n: int, *, id: str, expires: Duration | None = None) -> int:  # noqa: A002
+        """Add `n` units to the total, once for an id; return the total after it.
+
+        `n`: 1 to 10^12. `id`: 1 to 200 characters, such as the number of an order. A second call with the same id, for
+        the same subject, changes nothing and returns the first answer, whatever its other arguments. The store
+        remembers an id for as long as the counter lives after a change, by default 400 days.
+
+        `expires`: how long the units live, at most as long as the counter lives after a change; None: for good. What is
+        spent, by whatever call, is taken first of the units that expire first, and last of those that never do. When
+        units expire, the total goes down by what is left of them, by the store's clock. What a reservation gives back
+        goes where it came from, and is lost if that has expired. If the subject owes units, they are paid first.
+
+        The days stay as they are. Raises `CounterError` above 1,000 grants that are not used up.
+        """
+        return run_call(self._grant(subject, n, id, expires))
+
+    async def agrant(
+        self,
+        subject: AnySubject,
+        n: int,
+        *,
+        id: str,  # noqa: A002
+        expires: Duration | None = None,
+    ) -> int:
+        """Add units once for an id; see `grant`."""
+        return await run_async(self._grant(subject, n, id, expires))
+
+    def grants(self, subject: AnySubject) -> list[Grant]:
+        """Return the grants that expire and have units left, in the order in which they are used.
+
+        The rest of the total never expires.
+        """
+        return run_call(self._grants(subject))
+
+    async def agrants(self, subject: AnySubject) -> list[Grant]:
+        """Return the grants that have units left; see `grants`."""
+        return await run_async(self._grants(subject))
 
     # --- distinct values ----------------------------------------------------------------------------------------------
 
@@ -197,10 +259,11 @@ class Counter(CounterEntry):
     def _incr(self, subject: AnySubject, n: int) -> Flow[int]:
         name = _named(subject)
         amount = self._amount(name, n, MIN_INT64)
-        total, days = self._key("c", name), partial(self._key, "c", name)
+        (total, grants), days = self._keys(name), partial(self._key, "c", name)
 
         def on(day: Day) -> operations.Incr:
-            return operations.Incr((total, days(day.month)), amount, self._ttl, f"{day.date:%d}", day.begins, day.ends)
+            keys = (total, days(day.month), grants)
+            return operations.Incr(keys, amount, self._ttl, f"{day.date:%d}", day.begins, day.ends)
 
         reply = yield from self._call_of_day(on, name)
         return int(reply[1])
@@ -209,8 +272,7 @@ class Counter(CounterEntry):
         if day is not None:
             return (yield from self._days(subject, day, day))[day]
         name = _named(subject)
-        reply = yield from self._call(operations.Get(self._key("c", name)), name)
-        return int(reply[1])
+        return _left(*(yield from self._call(operations.Get(self._keys(name)), name)))
 
     def _days(self, subject: AnySubject, first: date, last: date) -> Flow[dict[date, int]]:
         name = _named(subject)
@@ -234,24 +296,24 @@ class Counter(CounterEntry):
     def _set(self, subject: AnySubject, value: int) -> Flow[None]:
         name = _named(subject)
         amount = self._amount(name, value, MIN_INT64)
-        yield from self._call(operations.Set([self._key("c", name)], amount, self._ttl), name)
+        yield from self._call(operations.Set(self._keys(name), amount, self._ttl), name)
 
     def _take(self, subject: AnySubject, n: int) -> Flow[bool]:
         name = _named(subject)
         amount = self._amount(name, n, 1)
-        reply = yield from self._call(operations.TakeUnits([self._key("c", name)], amount, self._ttl), name)
+        reply = yield from self._call(operations.TakeUnits(self._keys(name), amount, self._ttl), name)
         return bool(reply[0] == operations.DONE)
 
     def _pop(self, subject: AnySubject) -> Flow[int]:
         name = _named(subject)
-        reply = yield from self._call(operations.Pop(self._key("c", name)), name)
-        return int(reply[1])
+        return _left(*(yield from self._call(operations.Pop(self._keys(name)), name)))
 
     def _transfer(self, a: AnySubject, b: AnySubject, n: int) -> Flow[bool]:
         source, destination = _named(a), _named(b)
         amount = self._amount(source, n, 0)
-        keys = [self._key("c", source), self._key("c", destination)]
-        reply = yield from self._call(operations.Transfer(keys, amount, self._ttl), source, destination)
+        keys = [key for pair in zip(self._keys(source), self._keys(destination), strict=True) for key in pair]
+        names = (source, destination, source, destination)
+        reply = yield from self._call(operations.Transfer(keys, amount, self._ttl), *names)
         if reply[0] == operations.TWO_SLOTS:
             raise ConfigurationError(
                 f"Counter {self.name!r} of {source} and counter {self.name!r} of {destination} are in two slots of the "
@@ -259,6 +321,29 @@ class Counter(CounterEntry):
                 f"Give both the same group, for example counter({self.name!r}, group={self.name!r}).",
             )
         return bool(reply[0] == operations.DONE)
+
+    def _grant(self, subject: AnySubject, n: int, given_id: str, expires: Duration | None) -> Flow[int]:
+        name = _named(subject)
+        amount = self._amount(name, n, 1, MAX_COUNT)
+        if not _is_name(given_id) or is_digest(field(given_id)):
+            problem = f"{given_id!r} is not the id of a grant: it has 1 to 200 characters."
+            raise ConfigurationError(problem, "Use, for example, id='order-17'.")
+        span = 0 if expires is None else parse_duration("expires", expires, most=MAX_TTL)
+        if span > self._ttl:
+            raise ConfigurationError(
+                f"expires={expires!r} is longer than counter {self.name!r} lives after a change, {self.ttl.days} days.",
+                f"Give it a longer ttl wherever you use it: counter({self.name!r}, ttl={expires!r}).",
+            )
+        keys = [*self._keys(name), self._key("granted", name, given_id)]
+        operation = operations.AddGrant(keys, amount, self._ttl, span, field(given_id))
+        reply = yield from self._call(operation, name)
+        return int(reply[1])
+
+    def _grants(self, subject: AnySubject) -> Flow[list[Grant]]:
+        name = _named(subject)
+        reply = yield from self._call(operations.Grants(self._keys(name)), name)
+        found = [Credit.read(text(member)) for member in reply[1:]]
+        return [Grant(named(each.id) or "", each.granted, each.left, moment_of(each.expires)) for each in found]
 
     def _unique(self, subject: AnySubject, value: object) -> Flow[bool]:
         name = _named(subject)
@@ -311,12 +396,16 @@ class Counter(CounterEntry):
             guess = reply[1]
         raise StoreUnavailable("its clock keeps changing day")
 
+    def _keys(self, name: str) -> tuple[str, str]:
+        """Return the keys of the total, and of the units of it that expire."""
+        return self._key("c", name), self._key("grants", name)
+
     def _key(self, kind: str, name: str, *parts: str) -> str:
         if self.group is None:
             return key_of(subject_base(current().prefix, name), kind, self.name, *parts)
         return key_of(group_base(current().prefix, self.group), kind, self.name, name, *parts)
 
-    def _amount(self, name: str, value: object, least: int) -> int:
+    def _amount(self, name: str, value: object, least: int, most: int = MAX_INT64) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise CounterError(
                 self.name, name, Translatable("%(value)s is not a whole number. Use, for example, 1", value=repr(value))
@@ -333,6 +422,12 @@ class Counter(CounterEntry):
                 name,
                 Translatable("%(value)d is less than %(least)d. Use %(least)d or more", value=value, least=least),
             )
+        if value > most:
+            raise CounterError(
+                self.name,
+                name,
+                Translatable("%(value)d is more than %(most)d. Use %(most)d or less", value=value, most=most),
+            )
         return int(value)  # a member of an IntEnum could be written as its name
 
     def _check_day(self, name: str, day: object) -> date:
@@ -343,6 +438,11 @@ class Counter(CounterEntry):
                 Translatable("%(day)s is not a date. Use, for example, date(2026, 11, 21)", day=repr(day)),
             )
         return day
+
+
+def _left(_: int, counted: str, lapsed: str) -> int:
+    """Return the total in a reply to `Get`."""
+    return int(counted) - int(lapsed)
 
 
 def _is_name(name: object) -> bool:

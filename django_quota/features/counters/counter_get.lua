@@ -1,7 +1,7 @@
 -- counter_get: reads a total.
 --
--- KEYS   [1] the total
--- ARGV   [1] now: not used
--- reply  {DONE, the total as a string: 0 if there is none}
-local total, problem = read_total(1)
-return problem or { DONE, total }
+-- KEYS   [1] the total; [2] the units of it that expire
+-- ARGV   [1] now
+-- reply  {DONE, what was counted: a string, 0 if there is none; how many units of it have expired: a string}
+local book, problem, value = read_book(1, 2)
+return problem or { DONE, value or '0', integer(book.lapsed) }

@@ -1,6 +1,6 @@
 -- counter_incr: adds to a total and to the count of the day.
 --
--- KEYS   [1] the total; [2] the days of the month
+-- KEYS   [1] the total; [2] the days of the month; [3] the units of the total that expire
 -- ARGV   [1] now; [2] how much: a whole number of 64 bits, negative too; [3] how long both live from now, in
 --        microseconds
 --        [4] the day's field; [5], [6] the edges of the day, in microseconds: [5] <= now < [6]
@@ -9,14 +9,17 @@ local total_key, month_key = KEYS[1], KEYS[2]
 local amount, ttl, field = ARGV[2], ARGV[3], ARGV[4]
 if now < tonumber(ARGV[5]) or now >= tonumber(ARGV[6]) then return { WRONG_DAY, now } end
 
-local before = redis.pcall('GET', total_key)
-local added = redis.pcall('INCRBY', total_key, amount)
-if failed(added) then return fault(added, 1) end
-added = redis.pcall('HINCRBY', month_key, field, amount)
+local book, problem, before = read_book(1, 3)
+if problem then return problem end
+local changed = change(book, amount)
+if changed then return fault(changed, 1) end
+local added = redis.pcall('HINCRBY', month_key, field, amount)
 if failed(added) then
   put_back(total_key, before)
   return fault(added, 2)
 end
+use_up(book.grants, -tonumber(amount))
 expire(total_key, ttl)
 expire(month_key, ttl)
+write(book, ttl)
 return { DONE, redis.call('GET', total_key) }

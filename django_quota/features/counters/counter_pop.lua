@@ -1,10 +1,11 @@
 -- counter_pop: reads a total and sets it to zero.
 --
--- KEYS   [1] the total
--- ARGV   [1] now: not used
--- reply  {DONE, the total as a string, as it was}
-local total_key = KEYS[1]
-local total, problem = read_total(1)
+-- KEYS   [1] the total; [2] the units of it that expire
+-- ARGV   [1] now
+-- reply  as for counter_get, as it was
+local total_key, grants_key = KEYS[1], KEYS[2]
+local book, problem, value = read_book(1, 2)
 if problem then return problem end
 redis.call('DEL', total_key)
-return { DONE, total }
+redis.call('DEL', grants_key)
+return { DONE, value or '0', integer(book.lapsed) }

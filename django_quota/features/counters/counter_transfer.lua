@@ -1,20 +1,32 @@
--- counter_transfer: moves an amount from one total to another, or nothing.
+-- counter_transfer: moves an amount from one total to another, or nothing. Units that expire keep their time.
 --
--- KEYS   [1] the total of the source; [2] the total of the destination; both may be the same
+-- KEYS   [1] the total of the source; [2] the total of the destination; [3], [4] their units that expire; both may be
+--        the same
 -- ARGV   [1] now; [2] how much: a whole number from 0 to 2^63 - 1; [3] how long both live from now, in microseconds
 -- reply  {DONE}; {TOO_FEW} if the source has less
 local from_key, to_key = KEYS[1], KEYS[2]
-local total, problem = read_total(1)
+local source, problem = read_book(1, 3)
 if problem then return problem end
 -- A key that is not a counter is reported even if nothing moves.
-local _, other_problem = read_total(2)
+local destination, other_problem = read_book(2, 4)
 if other_problem then return other_problem end
-if not at_least(total, ARGV[2]) then return { TOO_FEW } end
-if from_key == to_key then return { DONE } end
--- Add first: subtracting cannot fail, adding can.
-local added = redis.pcall('INCRBY', to_key, ARGV[2])
-if failed(added) then return fault(added, 2) end
+lower(source)
+local is_enough, drawn = at_least(redis.call('GET', from_key) or '0', ARGV[2]), {}
+if is_enough and from_key ~= to_key then drawn = use_up(source.grants, tonumber(ARGV[2])) end
+local failure = not is_enough and { TOO_FEW } or from_key == to_key and { DONE }
+  or not make_room(destination, #drawn) and { TOO_MANY, 4 }
+if not failure then
+  -- Add first: subtracting cannot fail, adding can.
+  local added = credit(destination, ARGV[2], drawn)
+  failure = added and fault(added, 2)
+end
+if failure then
+  put_lapsed_back(source)
+  return failure
+end
 redis.call('DECRBY', from_key, ARGV[2])
 expire(from_key, ARGV[3])
 expire(to_key, ARGV[3])
+write(source, ARGV[3])
+write(destination, ARGV[3])
 return { DONE }

@@ -9,13 +9,14 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
-from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64
+from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64, Drawn, Total
 from django_quota.engine.operations import Operation, Script, States, script
 from django_quota.engine.scatter import Scatter, SlotOf, scatter
+from django_quota.engine.totals import put_total
 
 ValueT = TypeVar("ValueT")
 
-DONE, TOO_FEW, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
+DONE, TOO_FEW, WRONG_DAY, NO_COUNTER, OVERFLOW, TOO_MANY = 1, 0, -1, -2, -3, -5
 """The status at the beginning of a reply; see `engine/lua/counter_common.lua`."""
 
 TWO_SLOTS = -4
@@ -28,8 +29,12 @@ def _script(name: str) -> Script:
     return script("clock", "lifetimes", "counter_common", _HERE + name)
 
 
+def _script_of_books(name: str) -> Script:
+    return script("clock", "lifetimes", "counter_common", "grants", _HERE + "books", _HERE + name)
+
+
 class FaultError(Exception):
-    """A key is not a counter, or its total would overflow 64 bits: the status, and the key's number from 1."""
+    """A key is at fault: the status, and the key's number from 1."""
 
     def __init__(self, status: int, number: int) -> None:
         self.reply = [status, number]
@@ -59,6 +64,15 @@ class CounterOperation(Operation):
             raise FaultError(NO_COUNTER, number)
         return value
 
+    def total(self, states: States, now: int, number: int, grants_number: int) -> Total:
+        """Return the total under the key with the first number, without what has expired.
+
+        `grants_number`: that of the key with the units that expire.
+        """
+        units = self.read(states, now, number, 0)
+        kept = self.read(states, now, grants_number, dict[str, int]())
+        return Total.read(units, states.expiry(self.keys[number - 1]), kept, now)
+
 
 def added(value: int, amount: int, number: int) -> int:
     """Return the sum. Raises `FaultError` for the key with this number if the sum does not fit into 64 bits."""
@@ -67,29 +81,47 @@ def added(value: int, amount: int, number: int) -> int:
     return value + amount
 
 
-class Get(CounterOperation):
-    """Read a total; the reply is DONE and the total."""
+def _fitting(total: Total, number: int) -> Total:
+    """Return a total. Raises `FaultError` for the key with this number if it does not fit into 64 bits."""
+    if not total.fits:
+        raise FaultError(OVERFLOW, number)
+    return total
 
-    script: ClassVar[Script] = script("counter_common", _HERE + "counter_get")
+
+class Get(CounterOperation):
+    """Read a total; the reply is DONE, what was counted, and how many units of it have expired.
+
+    Its keys: the total, and the units of it that expire.
+    """
+
+    script: ClassVar[Script] = _script_of_books("counter_get")
     is_reading: ClassVar[bool] = True
 
-    def __init__(self, key: str) -> None:
-        super().__init__([key])
-
     def apply(self, states: States, now: int) -> list[Any]:
-        return [DONE, str(self.read(states, now, 1, 0))]
+        counted = self.read(states, now, 1, 0)
+        return [DONE, str(counted), str(counted - self.total(states, now, 1, 2).units)]
 
 
 class Pop(Get):
     """Read a total and set it to zero; the reply is as for `Get`."""
 
-    script: ClassVar[Script] = script("counter_common", _HERE + "counter_pop")
+    script: ClassVar[Script] = _script_of_books("counter_pop")
     is_reading: ClassVar[bool] = False
 
     def apply(self, states: States, now: int) -> list[Any]:
         reply = super().apply(states, now)
-        states.drop(self.keys[0])
+        for key in self.keys:
+            states.drop(key)
         return reply
+
+
+class Grants(Get):
+    """Read what is left of grants; the reply is DONE, then the `Credit.member` of each that is not used up."""
+
+    script: ClassVar[Script] = _script_of_books("counter_grants")
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        return [DONE, *(each.member for each in self.total(states, now, 1, 2).credits if each.left)]
 
 
 class _Changing(CounterOperation):
@@ -100,35 +132,41 @@ class _Changing(CounterOperation):
 
 
 class Set(_Changing):
-    """Set the total to the amount; the reply is DONE."""
+    """Set the total to the amount, of which nothing expires; the reply is DONE. Its keys are those of `Get`."""
 
-    script: ClassVar[Script] = _script("counter_set")
+    script: ClassVar[Script] = _script_of_books("counter_set")
 
     def apply(self, states: States, now: int) -> list[Any]:
         amount, ttl = self.arguments()
-        self.read(states, now, 1, 0)
-        states.put(self.keys[0], amount, now + ttl)
+        self.total(states, now, 1, 2)
+        put_total(states, self.keys, Total(amount, now + ttl))
         return [DONE]
 
 
 class TakeUnits(_Changing):
-    """Take the amount (1 to 2^63 - 1) from a total; the reply is DONE, or TOO_FEW if the total is less."""
+    """Take the amount (1 to 2^63 - 1) from a total; the reply is DONE, or TOO_FEW if the total is less.
 
-    script: ClassVar[Script] = _script("counter_take")
+    Its keys are those of `Get`.
+    """
+
+    script: ClassVar[Script] = _script_of_books("counter_take")
 
     def apply(self, states: States, now: int) -> list[Any]:
         amount, ttl = self.arguments()
-        total = self.read(states, now, 1, 0)
-        if total < amount:
+        total = self.total(states, now, 1, 2)
+        if total.units < amount:
             return [TOO_FEW]
-        states.put(self.keys[0], total - amount, now + ttl)
+        put_total(states, self.keys, total.spent(amount)._replace(expiry=now + ttl))
         return [DONE]
 
 
 class Transfer(_Changing):
-    """Move the amount (0 to 2^63 - 1) from the first of two keys to the second; the reply is as for `TakeUnits`."""
+    """Move the amount (0 to 2^63 - 1) from the first of two totals to the second; the reply is as for `TakeUnits`.
 
-    script: ClassVar[Script] = _script("counter_transfer")
+    Its keys: both totals, then the units of each that expire. Units that expire keep their time.
+    """
+
+    script: ClassVar[Script] = _script_of_books("counter_transfer")
 
     def has_written(self, reply: Any) -> bool:
         """Return whether the amount was moved, and something was written."""
@@ -136,13 +174,57 @@ class Transfer(_Changing):
 
     def apply(self, states: States, now: int) -> list[Any]:
         amount, ttl = self.arguments()
-        source, destination = self.read(states, now, 1, 0), self.read(states, now, 2, 0)
-        if source < amount:
+        source, destination = self.total(states, now, 1, 3), self.total(states, now, 2, 4)
+        if source.units < amount:
             return [TOO_FEW]
         if self.keys[0] != self.keys[1]:
-            states.put(self.keys[1], added(destination, amount, 2), now + ttl)
-            states.put(self.keys[0], source - amount, now + ttl)
+            rest = source.spent(amount)
+            drawn = rest.drawn_since(source)
+            moved = _with_room(destination, len(drawn), 4).credited(amount, drawn, now)
+            put_total(states, self.keys[1::2], _fitting(moved, 2)._replace(expiry=now + ttl))
+            put_total(states, self.keys[::2], rest._replace(expiry=now + ttl))
         return [DONE]
+
+
+class AddGrant(_Changing):
+    """Add the amount (1 to 10^12) to a total, once for an id.
+
+    The reply is DONE, the total after the first time, and 1 if it was added now. Its keys: those of `Get`, and the mark
+    of the id. Its arguments: the amount, how long the counter and the mark live, how long the units live (0: they do
+    not expire), in microseconds; the id, escaped.
+    """
+
+    script: ClassVar[Script] = _script_of_books("counter_grant")
+
+    def has_written(self, reply: Any) -> bool:
+        """Return whether the units were added now."""
+        return super().has_written(reply) and bool(reply[2])
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        amount, ttl, span, name = self.arguments()
+        mark_key = self.keys[2]
+        first = states.get(mark_key, now)
+        if first is not None:
+            return [DONE, first, 0]
+        total = self.total(states, now, 1, 2)
+        drawn = list[Drawn]()
+        if span:
+            total, expires = _with_room(total, 1, 2), now + span
+            for each in total.credits:
+                expires += each.expires == expires
+            drawn.append(Drawn(expires, amount, name))
+        total = _fitting(total.credited(amount, drawn, now), 1)._replace(expiry=now + ttl)
+        put_total(states, self.keys[:2], total)
+        states.put(mark_key, str(total.units), now + ttl)
+        return [DONE, str(total.units), 1]
+
+
+def _with_room(total: Total, more: int, number: int) -> Total:
+    """Return a total to which so many grants can be added. Raises `FaultError` if it would have too many."""
+    found = total.with_room(more)
+    if found is None:
+        raise FaultError(TOO_MANY, number)
+    return found
 
 
 class _DayOperation(CounterOperation):
@@ -160,20 +242,21 @@ class _DayOperation(CounterOperation):
 class Incr(_Changing, _DayOperation):
     """Add the amount to a total, and to a field of the days under the second key; the reply is DONE and the total.
 
-    Its arguments: the amount, how long both live, the field, and the edges of the day.
+    Its keys: the total, the days, and the units of the total that expire. Its arguments: the amount, how long both
+    live, the field, and the edges of the day.
     """
 
-    script: ClassVar[Script] = _script("counter_incr")
+    script: ClassVar[Script] = _script_of_books("counter_incr")
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Add to the total and the day, or to neither."""
         amount, ttl, field, _, _ = self.arguments()
-        total = added(self.read(states, now, 1, 0), amount, 1)
+        total = _fitting(self.total(states, now, 1, 3).spent(-amount), 1)
         days: dict[str, int] = self.read(states, now, 2, {})
         count = added(days.get(field, 0), amount, 2)
-        states.put(self.keys[0], total, now + ttl)
+        put_total(states, self.keys[::2], total._replace(expiry=now + ttl))
         states.put(self.keys[1], {**days, field: count}, now + ttl)
-        return [DONE, str(total)]
+        return [DONE, str(total.units)]
 
 
 class Days(CounterOperation):
@@ -219,6 +302,9 @@ class UniqueCount(Get):
     """Count the distinct values under a key; the reply is DONE and how many."""
 
     script: ClassVar[Script] = script("counter_common", _HERE + "counter_unique_count")
+
+    def __init__(self, key: str) -> None:
+        super().__init__([key])
 
     def apply(self, states: States, now: int) -> list[Any]:
         return [DONE, len(self.read(states, now, 1, frozenset()))]

@@ -414,7 +414,7 @@ def sign_receipt(receipt: Receipt) -> str:
         entries = []
         for ask in part.asks:
             taken = part.taken.get(ask.place)
-            found = None if taken is None else (taken.moment, taken.limits)
+            found = None if taken is None else (taken.moment, taken.limits, taken.drawn)
             entries.append((_written(ask.rule), ask.subject, ask.cost, ask.value, found))
         parts.append((part.id, part.decided_at, entries))
     return signing.dumps({"reservation": FORMAT_VERSION, "parts": parts}, salt=_SALT)
@@ -442,8 +442,8 @@ def _read_part(name: str, decided_at: int | None, entries: Iterable[Any]) -> Rec
         rule = _rule_of(written, subject, cost)
         asks.append(Ask(rule, subject, validate_cost(cost, rule.name), value))
         if found:
-            moment, limits = found
-            taken[asks[-1].place] = Taken(moment, {key: tuple(limits[key]) for key in limits})
+            moment, limits, drawn = found
+            taken[asks[-1].place] = Taken(moment, {key: tuple(limits[key]) for key in limits}, drawn=drawn)
     return Receipt(asks, taken, decided_at, name)
 
 

@@ -49,7 +49,8 @@ def renewals_of(receipt: Receipt) -> Iterator[RenewLeases]:
     for part in receipt.parts:
         for ask in part.asks:
             if isinstance(ask.rule, Take) and ask.rule.leased_for and ask.place in part.taken:
-                members.setdefault((ask.rule, ask.subject), []).append(lease_member(ask.value, ask.cost))
+                member = lease_member(ask.value, ask.cost, part.taken[ask.place].drawn)
+                members.setdefault((ask.rule, ask.subject), []).append(member)
     for (take, subject), of_place in members.items():
         (hit,) = hits_of([Ask(take, subject, 1)], scope_of(current()), clock.now())
         yield RenewLeases(hit.leased_keys[0], of_place, take.leased_for, take.ttl)

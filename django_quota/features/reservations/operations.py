@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from django_quota.core.keys import counter_key
+from django_quota.core.keys import counter_key, grants_key
 from django_quota.engine.leased_units import give_back_ended
 from django_quota.engine.operations import Operation, Script, States, keep, script
 
@@ -39,15 +39,18 @@ class RenewLeases(Operation):
 class GiveBackEnded(Operation):
     """Give the units of leases that have ended back to the counter; the reply is how many leases these were."""
 
-    script: ClassVar[Script] = script("clock", "lifetimes", "counter_common", "leased_units", _HERE + "give_back_ended")
+    script: ClassVar[Script] = script(
+        "clock", "lifetimes", "counter_common", "grants", "leased_units", _HERE + "give_back_ended"
+    )
     gives_back: ClassVar[bool] = True
 
     def __init__(self, leased_key: str) -> None:
-        super().__init__([leased_key, counter_key(leased_key)])
+        total_key = counter_key(leased_key)
+        super().__init__([leased_key, total_key, grants_key(total_key)])
 
     def has_written(self, reply: Any) -> bool:
         return bool(reply)
 
     def run(self, states: States, now: int) -> int:
-        leased_key, total_key = self.keys
-        return give_back_ended(states, leased_key, total_key, now)
+        leased_key, total_key, its_grants_key = self.keys
+        return give_back_ended(states, leased_key, total_key, its_grants_key, now)
