@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from django_quota import Rule, counter, peek, reserve_all
-from django_quota.testing import server_programs
+from django_quota.core import clock
+from django_quota.testing import freeze, server_programs
 from django_quota.types import Reservation
 from tests.support.processes import ended, forks, processes, started
 
@@ -125,3 +126,45 @@ def test_a_process_that_is_killed_leaves_nothing_taken_but_what_its_row_says(tmp
     reserve_all([(CREDITS, ORG, 1), (BONUS, ORG, 1)], lease="1s").cancel()  # what has ended goes back
     used = sum(json.loads(done.read_text())[1] for done in tmp_path.glob("done-*"))
     assert left()[:2] == [ALL - used] * 2
+
+
+GRANTED = 1_000
+
+
+@on_each_store
+def test_an_order_that_everybody_sends_is_granted_once(tmp_path: Path) -> None:
+    """Each process sends all orders again and again; each settles jobs of its own beside that."""
+    CREDITS.set(ORG, 0)
+
+    def work(number: int) -> None:
+        orders, chance = list(range(JOBS)), random.Random(number)
+        chance.shuffle(orders)
+        more = itertools.takewhile(lambda _: not (tmp_path / "over").exists(), itertools.cycle(orders))
+        for job, order in enumerate(itertools.chain(orders, more)):
+            answer = CREDITS.grant(ORG, GRANTED, id=f"order-{order}", expires="1h" if order % 2 else "2h")
+            answers = tmp_path / f"answers-{order}"
+            with answers.open("a") as file:
+                file.write(f"{answer}\n")
+            taken = CREDITS.get(ORG) > GRANTED and chance.random() < 0.2
+            if not taken:
+                continue
+            reservation = reserve_all([(CREDITS, ORG, 10)], lease="1s")
+            row, actual = tmp_path / f"row-{number}-{job}", chance.randint(0, 15)
+            unfinished = tmp_path / f"new-{number}-{job}"
+            unfinished.write_text(json.dumps([reservation.dumps(), actual]))
+            unfinished.rename(row)
+            reservation.settle(actual)
+
+    with_kills(work, tmp_path / "over")
+
+    used = 0
+    for _, (text, actual) in rows_in(tmp_path):
+        Reservation.loads(text).settle(actual)
+        used += actual
+    time.sleep(1.1)
+    reserve_all([(CREDITS, ORG, 1)], lease="1s").cancel()  # what has ended goes back
+    assert {len(set(each.read_text().split())) for each in tmp_path.glob("answers-*")} == {1}
+    assert len(list(tmp_path.glob("answers-*"))) == JOBS
+    assert CREDITS.get(ORG) == JOBS * GRANTED - used == sum(grant.left for grant in CREDITS.grants(ORG))
+    with freeze(clock.now() + 3_600 * clock.SECOND):
+        assert CREDITS.get(ORG) == JOBS * GRANTED - max(used, JOBS // 2 * GRANTED)
