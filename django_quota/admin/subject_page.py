@@ -199,7 +199,7 @@ def build_page(subject: str, other_names: Collection[str] = ()) -> dict[str, Any
         "refused": refused,
         "days": [(day, snapshot.days[day]) for day in sorted(snapshot.days, reverse=True)],
         "entries": _log_entries(subject, rows),
-        "is_met": any((used, refused, rows, snapshot.bans, snapshot.leases, snapshot.days, longer)),
+        "is_met": any((used, refused, rows, snapshot.bans, snapshot.leases, snapshot.credits, snapshot.days, longer)),
     }
 
 

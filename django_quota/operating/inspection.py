@@ -29,6 +29,7 @@ from django_quota.engine.operations import text
 from django_quota.engine.resolving import hits_of
 from django_quota.error_texts import error_in_words, text_in_words
 from django_quota.features.bans.lists import bans_in_force
+from django_quota.features.counters.standings import CreditStatus, credits_of
 from django_quota.features.events.stream import EVENTS_A_PAGE, Event, newest_events
 from django_quota.features.subject_contents import (
     BanStatus,
@@ -148,6 +149,8 @@ class SubjectSnapshot:
     """The overrides that concern the subject."""
     bans: list[BanStatus] = field(default_factory=list)
     leases: list[HeldStatus] = field(default_factory=list)
+    credits: list[CreditStatus] = field(default_factory=list)
+    """What it has left of credits that expire."""
     days: dict[date, dict[str, Count]] = field(default_factory=dict)
     """Checks of the last days by day and rule."""
     tiers: dict[str, str] = field(default_factory=dict)
@@ -175,14 +178,14 @@ class SubjectSnapshot:
 def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: bool = False) -> SubjectSnapshot:
     """Read all that is known of a subject, for these rules, or for all that can be found.
 
-    Without `scan` it takes five round trips, and one more for each further hundred rules, for each tier that the
+    Without `scan` it takes six round trips, and one more for each further hundred rules, for each tier that the
     subject may have, to look up tiers, and for rules that only the subject's own keys name. With `scan` it reads the
     names of all keys of the store: use that in a command, not in a request. The memory store is always read by name.
 
     Raises `RuleError` for a name in `names` that is not a rule, `StoreUnavailable` if the store does not answer.
     """
     scanned = scan_keys(subject) if scan else None
-    counted, leases = _contents_of(scanned or {})
+    counted, leases, counters = _contents_of(scanned or {})
     if scanned is None:
         base = keys.subject_base(current().prefix, subject)
         leases = {keys.key_of(base, "l", name): name for name in _possible_slots(subject)}
@@ -197,6 +200,7 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
     if names is not None:
         snapshot.bans = [ban for ban in snapshot.bans if ban.rule in rules]
     snapshot.leases, snapshot.days = contents.leases, days
+    snapshot.credits = [] if names is not None else credits_of(subject, counters)
     _read_limits(snapshot, rules)
     snapshot.counted = [name for name in snapshot.unread if name in counted]
     return snapshot
@@ -229,18 +233,23 @@ def recent_refusals(subject: str) -> list[Event]:
     return refused[:MAX_REFUSALS]
 
 
-def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, str]]:
-    """Return the rules that have counted something, and the slots by key. Rules known only by a digest are left out."""
-    counted: set[str] = set()
+def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, str], set[str]]:
+    """Return the rules that have counted something, the slots by key, and the counters with units that expire.
+
+    Rules and counters that are known only by a digest are left out.
+    """
+    counted, counters = set[str](), set[str]()
     leases: dict[str, str] = {}
     for key, read in scanned.items():
         kind, part, *_ = f"{read.what}:".split(":")
         name = keys.named(part)
         if kind == "r" and name is not None:
             counted.add(name)
+        elif kind == "grants" and name is not None:
+            counters.add(name)
         elif kind == "l":
             leases[key] = name or read.what
-    return counted, leases
+    return counted, leases, counters
 
 
 def _possible_slots(subject: str) -> list[str]:

@@ -13,6 +13,7 @@ kind:
 | `lately`, `sent` | how long slots were held recently, the last message of a process | none | an hour |
 | `day` | the checks of a day | none | 8 days |
 | `s`, `c`, `u` | subject status, counters, distinct values | none | 400 days |
+| `grants`, `granted` | units of counters that expire, ids of grants | none: a total is read without them | 400 days |
 | `once`, `settled` | what was seen, or settled | none | 400 days |
 | `{!}:` anything else | events and such | none | 400 days |
 

@@ -16,14 +16,16 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_quota import ban, check, peek
+from django_quota import ban, check, counter, peek
 from django_quota.adapters import digest
 from django_quota.admin.wording import local_moment
+from django_quota.features.counters import calls
 from django_quota.models import QuotaOverride
 from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
 from tests.support.rows import has_words
+from tests.support.steps import START
 
 PAGE = "/admin/django_quota/subject/"
 SUBJECT = "user:42"
@@ -469,6 +471,29 @@ class TestVerdict:
         assert "Refused by api for good." in first
 
 
+class TestCredits:
+    @pytest.fixture(autouse=True)
+    def granted(self, rules: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        minutes = counter("minutes", group="shop")
+        monkeypatch.setattr(calls, "made", {("minutes", "shop"): minutes, ("clicks", None): counter("clicks")})
+        with freeze(START):
+            minutes.grant(SUBJECT, 1_500, id="order-17", expires="1h")
+            minutes.incr(SUBJECT, 100)
+            counter("clicks").incr(SUBJECT)
+            yield
+
+    @has_words(
+        total="<h2>minutes: 1,600 left</h2>",
+        grant='<th scope="row">order-17</th>',
+        left='<td data-label="Left">1,500</td>',
+    )
+    def test_the_page_shows_what_is_left_by_grant(self, words: str) -> None:
+        assert words in page(superuser())
+
+    def test_a_counter_without_grants_is_not_on_the_page(self) -> None:
+        assert "clicks" not in page(superuser())
+
+
 class TestRecentRefusals:
     @pytest.fixture(autouse=True)
     def refused(self, rules: None, redis_cache: Any, settings: Any) -> None:
@@ -481,7 +506,10 @@ class TestRecentRefusals:
     def test_a_row_has_the(self, words: str) -> None:
         assert words in page(superuser()).split("Recent refusals")[1]
 
-    def test_the_page_takes_few_calls_of_redis_without_a_scan(self, raw: redis.Redis) -> None:
+    def test_the_page_takes_few_calls_of_redis_without_a_scan(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(calls, "made", {})  # one more for each counter of the site, in the same round trip
         client = superuser()
         page(client)
         raw.config_resetstat()

@@ -44,7 +44,7 @@ NAMES = {
     """,
     metrics: "RuleLabels counted observe running_totals unobserve",
     types: """
-        Counter Endpoint Lease Outcome QuotaRequest Rate RefusalDetails Reservation RuleOptions RunningTotals Slot
+        Counter Endpoint Grant Lease Outcome QuotaRequest Rate RefusalDetails Reservation RuleOptions RunningTotals Slot
         UsageLine
     """,
 }

@@ -17,10 +17,11 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import path
 
-from django_quota import ban, check, peek, quota, reserve, slot
+from django_quota import ban, check, counter, peek, quota, reserve, slot
 from django_quota.adapters import digest
 from django_quota.contrib.auth import LoginRefused
 from django_quota.core.overrides import ALL_RULES
+from django_quota.features.counters import calls
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
@@ -169,6 +170,27 @@ class TestWhatElseIsKnown:
     )
     def test_it_is_shown_below_the_limits(self, line: str) -> None:
         assert line in run("quota_status", USER)
+
+    @pytest.mark.parametrize("of", [counter("minutes"), counter("pooled", group="shop")], ids=["no group", "a group"])
+    def test_what_is_left_by_grant_is_shown(self, of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(calls, "made", {(of.name, of.group): of} if of.group else {})
+        with freeze(START):
+            of.grant(USER, 1_500, id="order-17", expires="1h")
+            of.incr(USER, -200)
+
+            shown = run("quota_status", USER)
+
+        assert f"  credits   {of.name}: 1,300 left\n" in shown
+        assert "            1,300 of 1,500 until 2025-11-21 05:40:00Z, order-17\n" in shown
+
+    def test_json_has_what_is_left_by_grant(self) -> None:
+        with freeze(START):
+            counter("minutes").grant(USER, 1_500, id="order-17", expires="1h")
+
+            (found,) = [each for each in run("quota_status", USER, "--json")["credits"] if each["counter"] == "minutes"]
+
+        grant = {"id": "order-17", "granted": 1_500, "left": 1_500, "expires": "2025-11-21T05:40:00+00:00"}
+        assert found == {"counter": "minutes", "total": 1_500, "grants": [grant]}
 
     def test_a_named_rule_leaves_out_the_refusals_of_others(self) -> None:
         assert "by transfer" not in run("quota_status", USER, "--rule", "search")

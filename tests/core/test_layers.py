@@ -275,7 +275,7 @@ def test_the_head_of_the_decision_lists_the_options_that_the_caller_sends() -> N
 
     decide = Decide([*hits, *leased], "check", emits=True)
     listed = set(re.findall(r'"(\w+)"', head("decide").partition("then its options")[2].partition("-- reply")[0]))
-    options = {"counted", "quiet", "shares", "value", "group", "ban", "ahead", "leased", "day"}
+    options = {"counted", "quiet", "shares", "value", "group", "ban", "ahead", "grants", "leased", "day"}
     assert listed == options <= set(decide.arguments())
 
 

@@ -411,7 +411,7 @@ class Counters(Machine):
     @rule(subject=ACCOUNTS)
     def grants_are_read(self, subject: str) -> None:
         reply = self.done(counters.Grants(keys_of(subject)))
-        assert reply[0] == counters.NO_COUNTER or list(map(Credit.read, map(text, reply[1:]))) == [
+        assert reply[0] == counters.NO_COUNTER or list(map(Credit.read, map(text, reply[3:]))) == [
             each for each in self.opened(subject).credits if each.left
         ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from calendar import monthrange
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
@@ -73,7 +73,17 @@ def counter(name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None)
 
     Raises `ConfigurationError` for a wrong name, ttl or group.
     """
-    return Counter(name, ttl, group=group)
+    found = Counter(name, ttl, group=group)
+    if len(made) < MAX_MADE:
+        made.setdefault((name, group), found)
+    return found
+
+
+MAX_MADE = 200
+"""How many counters the pages of a subject look at."""
+
+made: dict[tuple[str, str | None], Counter] = {}
+"""The first counters that this process has made, by name and group: those of modules come before computed names."""
 
 
 class Counter(CounterEntry):
@@ -259,7 +269,7 @@ class Counter(CounterEntry):
     def _incr(self, subject: AnySubject, n: int) -> Flow[int]:
         name = _named(subject)
         amount = self._amount(name, n, MIN_INT64)
-        (total, grants), days = self._keys(name), partial(self._key, "c", name)
+        (total, grants), days = self.keys_of(name), partial(self._key, "c", name)
 
         def on(day: Day) -> operations.Incr:
             keys = (total, days(day.month), grants)
@@ -272,7 +282,7 @@ class Counter(CounterEntry):
         if day is not None:
             return (yield from self._days(subject, day, day))[day]
         name = _named(subject)
-        return _left(*(yield from self._call(operations.Get(self._keys(name)), name)))
+        return left_in(*(yield from self._call(operations.Get(self.keys_of(name)), name)))
 
     def _days(self, subject: AnySubject, first: date, last: date) -> Flow[dict[date, int]]:
         name = _named(subject)
@@ -296,22 +306,22 @@ class Counter(CounterEntry):
     def _set(self, subject: AnySubject, value: int) -> Flow[None]:
         name = _named(subject)
         amount = self._amount(name, value, MIN_INT64)
-        yield from self._call(operations.Set(self._keys(name), amount, self._ttl), name)
+        yield from self._call(operations.Set(self.keys_of(name), amount, self._ttl), name)
 
     def _take(self, subject: AnySubject, n: int) -> Flow[bool]:
         name = _named(subject)
         amount = self._amount(name, n, 1)
-        reply = yield from self._call(operations.TakeUnits(self._keys(name), amount, self._ttl), name)
+        reply = yield from self._call(operations.TakeUnits(self.keys_of(name), amount, self._ttl), name)
         return bool(reply[0] == operations.DONE)
 
     def _pop(self, subject: AnySubject) -> Flow[int]:
         name = _named(subject)
-        return _left(*(yield from self._call(operations.Pop(self._keys(name)), name)))
+        return left_in(*(yield from self._call(operations.Pop(self.keys_of(name)), name)))
 
     def _transfer(self, a: AnySubject, b: AnySubject, n: int) -> Flow[bool]:
         source, destination = _named(a), _named(b)
         amount = self._amount(source, n, 0)
-        keys = [key for pair in zip(self._keys(source), self._keys(destination), strict=True) for key in pair]
+        keys = [key for pair in zip(self.keys_of(source), self.keys_of(destination), strict=True) for key in pair]
         names = (source, destination, source, destination)
         reply = yield from self._call(operations.Transfer(keys, amount, self._ttl), *names)
         if reply[0] == operations.TWO_SLOTS:
@@ -334,16 +344,15 @@ class Counter(CounterEntry):
                 f"expires={expires!r} is longer than counter {self.name!r} lives after a change, {self.ttl.days} days.",
                 f"Give it a longer ttl wherever you use it: counter({self.name!r}, ttl={expires!r}).",
             )
-        keys = [*self._keys(name), self._key("granted", name, given_id)]
+        keys = [*self.keys_of(name), self._key("granted", name, given_id)]
         operation = operations.AddGrant(keys, amount, self._ttl, span, field(given_id))
         reply = yield from self._call(operation, name)
         return int(reply[1])
 
     def _grants(self, subject: AnySubject) -> Flow[list[Grant]]:
         name = _named(subject)
-        reply = yield from self._call(operations.Grants(self._keys(name)), name)
-        found = [Credit.read(text(member)) for member in reply[1:]]
-        return [Grant(named(each.id) or "", each.granted, each.left, moment_of(each.expires)) for each in found]
+        reply = yield from self._call(operations.Grants(self.keys_of(name)), name)
+        return read_grants(reply)
 
     def _unique(self, subject: AnySubject, value: object) -> Flow[bool]:
         name = _named(subject)
@@ -396,7 +405,7 @@ class Counter(CounterEntry):
             guess = reply[1]
         raise StoreUnavailable("its clock keeps changing day")
 
-    def _keys(self, name: str) -> tuple[str, str]:
+    def keys_of(self, name: str) -> tuple[str, str]:
         """Return the keys of the total, and of the units of it that expire."""
         return self._key("c", name), self._key("grants", name)
 
@@ -440,8 +449,14 @@ class Counter(CounterEntry):
         return day
 
 
-def _left(_: int, counted: str, lapsed: str) -> int:
-    """Return the total in a reply to `Get`."""
+def read_grants(reply: Sequence[Any]) -> list[Grant]:
+    """Return the grants in a reply to `operations.Grants`."""
+    found = [Credit.read(text(member)) for member in reply[3:]]
+    return [Grant(named(each.id) or "", each.granted, each.left, moment_of(each.expires)) for each in found]
+
+
+def left_in(_: int, counted: str, lapsed: str, *__: Any) -> int:
+    """Return the total in a reply to `operations.Get`."""
     return int(counted) - int(lapsed)
 
 

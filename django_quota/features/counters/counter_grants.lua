@@ -1,11 +1,11 @@
--- counter_grants: reads what is left of grants.
+-- counter_grants: reads a total, and what is left of grants.
 --
 -- KEYS   [1] the total; [2] the units of it that expire
 -- ARGV   [1] now
--- reply  {DONE, then each grant of which something is left, as a member of [2]; the first to expire first}
-local book, problem = read_book(1, 2)
+-- reply  {DONE, what was counted, how many units of it have expired: as for counter_get; then each grant of which something is left, as a member of [2]; the first to expire first}
+local book, problem, value = read_book(1, 2)
 if problem then return problem end
-local reply = { DONE }
+local reply = { DONE, value or '0', integer(book.lapsed) }
 for _, grant in ipairs(book.grants) do
   if grant.left > 0 then reply[#reply + 1] = member_of(grant) end
 end

@@ -116,12 +116,13 @@ class Pop(Get):
 
 
 class Grants(Get):
-    """Read what is left of grants; the reply is DONE, then the `Credit.member` of each that is not used up."""
+    """Read a total and its grants; the reply is that of `Get`, then the `Credit.member` of each that is not used up."""
 
     script: ClassVar[Script] = _script_of_books("counter_grants")
 
     def apply(self, states: States, now: int) -> list[Any]:
-        return [DONE, *(each.member for each in self.total(states, now, 1, 2).credits if each.left)]
+        left = [each.member for each in self.total(states, now, 1, 2).credits if each.left]
+        return [*super().apply(states, now), *left]
 
 
 class _Changing(CounterOperation):

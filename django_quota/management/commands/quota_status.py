@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from django_quota.conf import limits_logins
-from django_quota.core.clock import SECOND, in_words
+from django_quota.core.clock import SECOND, in_words, microseconds_of
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override
 from django_quota.features.events.stream import Event, iso
@@ -97,6 +97,14 @@ def snapshot_as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
         ],
         "bans": {ban.rule: ban.ends_in for ban in snapshot.bans},
         "leases": [asdict(held) for held in snapshot.leases],
+        "credits": [
+            {
+                "counter": each.counter,
+                "total": each.total,
+                "grants": [asdict(grant) | {"expires": grant.expires.isoformat()} for grant in each.grants],
+            }
+            for each in snapshot.credits
+        ],
         "days": {
             str(day): {rule: count._asdict() for rule, count in rules.items()} for day, rules in snapshot.days.items()
         },
@@ -179,7 +187,7 @@ def _is_used(snapshot: SubjectSnapshot) -> bool:
     """Return whether anything is known of the subject itself."""
     has_used_limits = any(limit.used or limit.why for limit in snapshot.limits)
     own = [override for override in snapshot.overrides if override.subject == snapshot.subject]
-    return has_used_limits or any((snapshot.counted, own, snapshot.leases, snapshot.days))
+    return has_used_limits or any((snapshot.counted, own, snapshot.leases, snapshot.credits, snapshot.days))
 
 
 def _lines(
@@ -193,6 +201,11 @@ def _lines(
     for held in snapshot.leases:
         first = f"the first is free in {in_words(held.ends_in[0] * SECOND)}, from {held.source}"
         yield f"  in use    {held.name}: {quantity(held.number, 'slot')}; {first}"
+    for credit in snapshot.credits:
+        yield f"  credits   {credit.counter}: {credit.total:,} left"
+        for grant in credit.grants:
+            until = second_of(microseconds_of(grant.expires))
+            yield f"            {grant.left:,} of {grant.granted:,} until {until}, {grant.id or 'of an unknown grant'}"
     for event in refused:
         until = f", until {second_of(event.until)}" if event.until else ""
         rule = event.rule or "a rule with a very long name"
