@@ -28,6 +28,7 @@ class Take:
     cost: ClassVar[int] = 1
     """The units that it takes unless the entry gives a cost."""
     shadow: ClassVar[bool] = False
+    is_quiet: ClassVar[bool] = False
     block: ClassVar[bool] = True
     daily: ClassVar[bool] = False
     ban: ClassVar[Any] = None
@@ -45,14 +46,9 @@ class Take:
     lowest_warn_share: ClassVar[str] = "0"
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether its refusals are no events: the keys of a group do not say whose they are."""
-        return self.group is not None
-
-    @property
     def encoded(self) -> tuple[str, ...]:
         """Its options, encoded for `engine/lua/decide.lua`."""
-        return (*(("quiet",) if self.is_quiet else ()), "grants", *(("leased",) if self.leased_for else ()))
+        return ("grants", *(("leased",) if self.leased_for else ()))
 
     @property
     def limits(self) -> tuple[StockLimit, ...]:

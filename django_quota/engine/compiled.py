@@ -102,7 +102,9 @@ class CompiledRule:
         ]
         """The end of the key of the units of a counter that are taken for a lease; empty if none are."""
         refusals = [self.refusals] if self.refusals else []
-        self._key_ends = ["s", *limits, *refusals, *self.ahead, *self.grants, *self.leased]
+        self.status = f"s{end}"
+        """The end of the key of the subject's status."""
+        self._key_ends = [self.status, *limits, *refusals, *self.ahead, *self.grants, *self.leased]
         self.number_of_keys = len(self._key_ends)
         """How many keys a hit has, without that of its day."""
         self._key_parts: dict[int, list[bytes]] = {}

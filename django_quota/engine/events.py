@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from django_quota.core.algorithms import ALGORITHMS, NEVER, STOCK, Verdict
 from django_quota.core.clock import DAY, SECOND
-from django_quota.core.keys import subject_part
+from django_quota.core.keys import escape, subject_part
 from django_quota.engine.codec import EVENTS, EventKind, Flag, Flagged, Reply
 from django_quota.engine.hits import Hit, HitContext
 from django_quota.engine.operations import Operation, Script, States, fields_of, script, set_field
@@ -287,7 +287,7 @@ def events_of(hits: Sequence[Hit], reply: Reply) -> list[EventRecord]:
         limit, remaining = hit.limits[place], max(0, verdicts[place].remaining)
         capacity = remaining if limit.algorithm is STOCK else limit.parameters.capacity  # what a counter holds
         until, share = (0, value) if kind == "near" else (value, 0)
-        subject, level = subject_part(hit.status_key), levels.get(index, 0)
+        subject, level = escape(hit.subject), levels.get(index, 0)
         events.append(EventRecord(kind, hit.field, subject, until, level, capacity, remaining, share, hit.cost))
     return events
 

@@ -97,7 +97,7 @@ class Hit(_HitFields):
     @property
     def status_key(self) -> str:
         """The key of the subject's status: bans, and the last events."""
-        return self.base + "s"
+        return self.base + self.compiled.status
 
     @property
     def refusals_key(self) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 from unittest.mock import Mock
@@ -53,6 +54,11 @@ def credit(settings: Any) -> None:
 
 def entries(units: int = 900, tokens: int = 900) -> list[Any]:
     return [("rpm", USER), ("tokens", USER, tokens), (CREDITS, ORG, units)]
+
+
+def refused_reservation(entries: list[Any]) -> None:
+    with pytest.raises(QuotaExceeded):
+        reserve_all(entries)
 
 
 def left() -> list[int | None]:
@@ -232,13 +238,47 @@ class TestDebt:
         assert check_all([(CREDITS, ORG, 5)])
 
 
-@pytest.mark.usefixtures("redis_cache", "credit")
-def test_a_refusal_is_an_event_with_what_is_left() -> None:
-    OWN.set(ORG, 7)
-    check_all([(OWN, ORG, 1_900)])
+EACH_COUNTER = pytest.mark.parametrize("of", [OWN, counter("pooled", group="shop")], ids=["no group", "a group"])
+ENTRIES = [
+    pytest.param([], id="by itself"),
+    pytest.param([("9/m", USER), ("tokens", ORG)], id="with limits"),
+]
 
-    (event,) = newest_events(get_limiter().store, current().prefix, 5)
-    assert (event.kind, event.rule, event.subject, event.remaining, event.capacity) == ("refused", "points", ORG, 7, 7)
+
+@both_stores
+class TestEvents:
+    def events(self) -> list[tuple[Any, ...]]:
+        found = newest_events(get_limiter().store, current().prefix, 5)
+        return [(each.kind, each.rule, each.subject, each.remaining, each.capacity) for each in found]
+
+    @EACH_COUNTER
+    @pytest.mark.parametrize("others", ENTRIES)
+    @pytest.mark.parametrize("take", [check_all, refused_reservation], ids=["check_all", "reserve_all"])
+    def test_a_refusal_is_an_event_with_what_is_left(
+        self, of: Any, others: list[Any], take: Callable[[list[Any]], object]
+    ) -> None:
+        of.set(ORG, 7)
+
+        take([*others, (of, ORG, 1_900)])
+
+        assert self.events() == [("refused", of.name, ORG, 7, 7)]
+
+    @EACH_COUNTER
+    def test_each_subject_has_its_events(self, of: Any) -> None:
+        check_all([(of, ORG), ("9/m", USER)])
+        check_all([(of, USER), ("9/m", ORG)])
+
+        assert {(rule, subject) for _, rule, subject, *_ in self.events()} == {(of.name, ORG), (of.name, USER)}
+
+    @EACH_COUNTER
+    def test_a_flood_is_one_event_a_second(self, of: Any) -> None:
+        refused.connect(heard := Mock())
+
+        with freeze(START):
+            for _ in range(3):
+                check_all([(of, ORG), ("9/m", USER)])
+
+        assert heard.call_count == 1
 
 
 @both_stores
@@ -332,18 +372,13 @@ class TestData:
 
         assert CREDITS.get(ORG) == 990
 
-    def test_a_refusal_sends_the_signal(self) -> None:
+    @EACH_COUNTER
+    def test_a_refusal_sends_the_signal(self, of: Any) -> None:
         refused.connect(heard := Mock())
 
-        check_all([("rpm", USER), (OWN, ORG, 1)])
+        check_all([("rpm", USER), (of, ORG, 1)])
 
-        assert [call.kwargs["rule"].name for call in heard.call_args_list] == ["points"]
-
-    def test_a_refusal_of_a_counter_in_a_group_sends_no_signal(self) -> None:
-        refused.connect(heard := Mock())
-
-        assert not check_all(entries(1_001))
-        assert heard.call_args_list == []
+        assert [(call.kwargs["rule"].name, call.kwargs["subject"]) for call in heard.call_args_list] == [(of.name, ORG)]
 
     def test_the_counts_of_the_day_do_not_have_it(self) -> None:
         check_all(entries(1_001, 1_001))

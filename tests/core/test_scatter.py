@@ -1,5 +1,6 @@
 """A plan over several slots, such as those of a Cluster: the same replies as over one, and the same bounds."""
 
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ def live(now: int, *places: DictStates) -> dict[str, Any]:
                 kept[key] = value.tat if value.tat > now else None  # what was given back is the undoing's own
             elif ":day:" in key:
                 kept[key] = {name: count for name, count in value.items() if count}
-            elif key.endswith("}:s"):
+            elif re.search(r"}:s(:|$)", key):
                 ends = {name: int(said.split(" ")[0]) if name[0] in "ew" else now + 1 for name, said in value.items()}
                 kept[key] = {name: said for name, said in value.items() if ends[name] > now}
             elif isinstance(value, dict):
