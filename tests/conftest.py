@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis.strategies import none
 
 from django_quota.core.clock import moment_of, use_clock
+from django_quota.core.rules import Rule
 from django_quota.features.slots.renewal import Renewer, renewer
 from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.overrides import overrides
@@ -152,6 +153,7 @@ def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest, monkeypatch
     memory. Where a test has no database, the end of a response leaves the connections of earlier ones alone.
     """
     forget_overrides()
+    monkeypatch.setattr(Rule, "any_in_database", False)
     lookup._newest_login_names.cache_clear()
     if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
         monkeypatch.setattr(overrides, "rows", None)

@@ -16,6 +16,12 @@ Network = IPv4Network | IPv6Network
 
 OnUnavailable = Literal["allow", "deny", "local"]
 
+RuleStore = Literal["database"]
+"""The store of a rule or a counter, if it is not that of the settings."""
+
+STORE_PROBLEM = "is not a store of its own."
+STORE_HINT = "Use 'database', or leave it out: then QUOTA[\"STORE\"] counts."
+
 STAFF = "staff"
 """The string in `exempt` that exempts users with `is_staff`."""
 

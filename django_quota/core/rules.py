@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import date, datetime
 from functools import cached_property, partial
 from inspect import signature
-from typing import Any, Literal, TypedDict, TypeGuard, cast, get_args
+from typing import Any, ClassVar, Literal, TypedDict, TypeGuard, cast, get_args
 
 from django_quota.core.algorithms import ALGORITHMS, DISTINCT, SUBSCRIPTION, Algorithm, AlgorithmName, Limit, Options
 from django_quota.core.algorithms.subscription import FIRST_DAY, UNITS_WITH_START, same_periods
@@ -26,10 +26,13 @@ from django_quota.core.rule_options import (
     MIN_LEASES_PER_WINDOW,
     MIN_SHARE,
     OPTION,
+    STORE_HINT,
+    STORE_PROBLEM,
     BanOption,
     Exemption,
     OnUnavailable,
     Option,
+    RuleStore,
     Shares,
     are_shares,
     declare,
@@ -94,6 +97,7 @@ class _Options(TypedDict, total=False):
     cache_refusals: float | None
     share: float | Mapping[str, float] | None
     prefetch: bool | float | None
+    store: RuleStore | None
 
 
 class RuleOptions(_Options, total=False):
@@ -177,6 +181,9 @@ class Rule:
 
     Raises `RuleError` for a wrong option, and `RateError`, a kind of `RuleError`, for a wrong rate.
     """
+
+    any_in_database: ClassVar[bool] = False
+    """Whether any rule or counter of this process has `store="database"`. Until then, no call looks for one."""
 
     name: str
     rates: tuple[Rate | DynamicRate | Tiers, ...]
@@ -276,6 +283,10 @@ class Rule:
 
     True is a fiftieth of the shortest window, at most 10 seconds. No window ever admits more than its limit.
     """
+    store: RuleStore | None = declare(
+        None, fits=get_args(RuleStore).__contains__, problem=STORE_PROBLEM, hint=STORE_HINT, is_shared=True
+    )
+    """Where the rule counts: `"database"` for what must outlive Redis; None for `QUOTA["STORE"]`."""
     settle: Callable[[Any, Any], Any] | None = declare_function(
         "request",
         "response",
@@ -303,6 +314,8 @@ class Rule:
         _check_options(self)
         # A rate that does not fit the algorithm fails here, not when the limits are first needed.
         _ = self.limits, self.tiers
+        if self.store is not None:
+            Rule.any_in_database = True
 
     @cached_property
     def dynamic(self) -> bool:
@@ -547,6 +560,12 @@ _CONFLICTS = (
     ("prefetch", "distinct", "only the store knows the values"),
     ("prefetch", "starts", "a count goes on if the subject's day changes, and its units must not end before it"),
     ("prefetch", "share", "what requests of one kind have taken ahead would be missing for the others"),
+    (
+        "prefetch",
+        "store",
+        "a process that is killed loses what it has taken ahead, and this store is for what must last",
+    ),
+    ("ban", "store", "a ban is kept where most rules count"),
     *((option, "distinct", _VALUES) for option in ("algorithm", "precision", "count_refused", "cost", "costs")),
 )
 """Options that exclude each other, and why."""

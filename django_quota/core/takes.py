@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from django_quota.core.algorithms.stock import StockLimit
+from django_quota.core.rule_options import RuleStore
 from django_quota.core.rules import Rule
 
 
@@ -25,6 +26,8 @@ class Take:
     """How long the counter lives after its last change, in microseconds."""
     leased_for: int = 0
     """For how long its units are taken unless the lease is renewed, in microseconds; 0: for good."""
+    store: RuleStore | None = None
+    """Where the counter is; see `Rule.store`."""
     cost: ClassVar[int] = 1
     """The units that it takes unless the entry gives a cost."""
     shadow: ClassVar[bool] = False
@@ -44,6 +47,10 @@ class Take:
     warn_shares: ClassVar[tuple[int, ...]] = ()
     counting: ClassVar[tuple[StockLimit, ...]] = ()
     lowest_warn_share: ClassVar[str] = "0"
+
+    def __post_init__(self) -> None:
+        if self.store is not None:
+            Rule.any_in_database = True
 
     @property
     def encoded(self) -> tuple[str, ...]:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.engine.asks import Ask, Place, counts_day
 from django_quota.engine.codec import (
+    REFUSED,
     RETRY_WITH,
     EventKind,
+    Flag,
     Reply,
     allows_all,
     emitted,
@@ -22,6 +24,7 @@ from django_quota.engine.codec import (
 from django_quota.engine.hits import Hit
 from django_quota.engine.receipts import Receipt, Taken
 from django_quota.engine.resolving import Resolved
+from django_quota.engine.scatter import HitsOfSlot, gathered
 
 _group_of = attrgetter("group")
 
@@ -89,6 +92,18 @@ class Answer(NamedTuple):
         instead = [by_override.get(Place(outcome.rule, outcome.subject), (None,))[0] for outcome in outcomes]
         return [Standing(*each) for each in zip(keys, outcomes, instead, strict=True)]
 
+    def undone(self, decision: Decision) -> Answer:
+        """Return the answer of a check whose hits were given back. `decision`: with what is left after that."""
+        if self.decided_at is None:
+            return self._replace(decision=decision)
+        reply = self.decoded()
+        flags = [flagged for flagged in reply.flags if flagged.flag != Flag.NEAR_EMITTED]
+        return self._replace(decision=decision, numbers=None, reply=Reply(reply.now, REFUSED, reply.hits, flags))
+
+    def decoded(self) -> Reply:
+        """Return the reply of the store."""
+        return Reply.decode(self.numbers or (), self.hits) if self.reply is None else self.reply
+
     @property
     def has_groups(self) -> bool:
         """Whether some rule decides only for itself: a shadow, or one that does not block."""
@@ -146,8 +161,34 @@ def answered(
         return None
     outcomes = outcomes_of(reply, hits)
     if resolved.by_override:
-        of_store = groupby(outcomes, key=lambda outcome: Place(outcome.rule, outcome.subject))
-        by_place = {place: tuple(of_place) for place, of_place in of_store} | resolved.outcomes_by_override()
-        places = dict.fromkeys(ask.place for ask in resolved.asked)
-        outcomes = tuple(outcome for place in places for outcome in by_place.get(place, ()))
+        outcomes = _ordered(resolved, outcomes)
     return Answer(resolved, Decision.of(outcomes, degraded=degraded), hits, reply=reply)
+
+
+def _ordered(resolved: Resolved, outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Return outcomes of the store, and those by overrides in place of theirs, in the order of what was asked."""
+    of_store = groupby(outcomes, key=lambda outcome: Place(outcome.rule, outcome.subject))
+    by_place = {place: tuple(of_place) for place, of_place in of_store} | resolved.outcomes_by_override()
+    places = dict.fromkeys(ask.place for ask in resolved.asked)
+    return tuple(outcome for place in places for outcome in by_place.get(place, ()))
+
+
+def joined(resolved: Resolved, hits: Sequence[Hit], answers: Sequence[Answer]) -> Answer:
+    """Return the answer to a request from those of two stores. `hits`: in the order of the request.
+
+    If a store did not answer, the reply and its hits are those of the other.
+    """
+    decision = answers[0].decision.combined_with(answers[1].decision)
+    outcomes = _ordered(resolved, decision.outcomes)
+    if outcomes and not decision.degraded:
+        decision = Decision.of(outcomes)
+    elif resolved.by_override:
+        decision = resolved.decision_by_overrides().combined_with(decision)
+    replied = [answer for answer in answers if answer.decided_at is not None]
+    if not replied:
+        return Answer(resolved, decision, hits)
+    order = {hit.place: number for number, hit in enumerate(hits)}
+    kept = sorted((hit for answer in replied for hit in answer.hits), key=lambda hit: order[hit.place])
+    places = {hit.place: number for number, hit in enumerate(kept)}
+    parts = [HitsOfSlot(answer.hits, [places[hit.place] for hit in answer.hits]) for answer in replied]
+    return Answer(resolved, decision, kept, reply=gathered(parts, [answer.decoded() for answer in replied]))

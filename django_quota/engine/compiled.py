@@ -88,6 +88,8 @@ class CompiledRule:
         """The fields in which the metrics count what the rule allows, refuses, or would refuse as a shadow."""
         self.spent = self.field + SPENT_END
         """The field in which the metrics count the hits of the rule that were spent of what a process took ahead."""
+        self.is_in_database = rule.store is not None
+        """Whether it counts in the database, wherever the others count."""
         self.lease = min(rule.lease for rule in rules)
         """How long a process may spend units of the rule that it took ahead, in microseconds; 0 if it takes none."""
         self.ahead: list[str] = []

@@ -82,6 +82,11 @@ class Resolved(NamedTuple):
     overridden: Set[Place] = frozenset()
     """The places whose rates come from an override."""
 
+    def part(self, *, in_database: bool) -> Resolved:
+        """Return what is for the store of the rules with or without `store="database"`."""
+        asks = [ask for ask in self.for_store if (ask.rule.store is not None) == in_database]
+        return Resolved(asks, asks, self.now, overridden=self.overridden)
+
     @property
     def is_blocked(self) -> bool:
         """Whether an override blocks the request."""

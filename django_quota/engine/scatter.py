@@ -66,7 +66,7 @@ def by_slot(keys: Iterable[str], slot_of: SlotOf) -> list[list[int]]:
     return list(places.values())
 
 
-class _Part(NamedTuple):
+class HitsOfSlot(NamedTuple):
     """The hits of an operation whose keys are in one slot."""
 
     hits: Sequence[Hit]
@@ -87,12 +87,12 @@ def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
     slots = by_slot((hit.status_key for hit in hits), slot_of)
     if len(slots) > 1:  # nothing is taken ahead of several slots: a later one may refuse
         hits = [hit if hit.ahead is None else hit._replace(ahead=hit.ahead._replace(wish=0)) for hit in hits]
-    parts = [_Part([hits[place] for place in places], places) for places in slots]
+    parts = [HitsOfSlot([hits[place] for place in places], places) for places in slots]
     replies = yield from _decide_in_turn(parts, operation.mode, emits=operation.emits)
-    return _gathered(parts, replies).encode()
+    return gathered(parts, replies).encode()
 
 
-def _decide_in_turn(parts: Sequence[_Part], mode: Mode, *, emits: bool) -> Scatter:
+def _decide_in_turn(parts: Sequence[HitsOfSlot], mode: Mode, *, emits: bool) -> Scatter:
     """Decide the parts one after the other. The result is their replies, as if one script had decided them."""
     replies: list[Reply] = []
     try:
@@ -117,7 +117,7 @@ def _decide_in_turn(parts: Sequence[_Part], mode: Mode, *, emits: bool) -> Scatt
     return replies
 
 
-def _undo(part: _Part, reply: Reply) -> Scatter:
+def _undo(part: HitsOfSlot, reply: Reply) -> Scatter:
     """Give back what a part took, because the request is refused after all. The result is its reply after that.
 
     A limit that counts refused hits keeps the hit. A failure is logged, so that the other parts are undone, too.
@@ -144,7 +144,7 @@ def _undo(part: _Part, reply: Reply) -> Scatter:
     return Reply(reply.now, REFUSED, verdicts, flags)
 
 
-def _look_at(part: _Part, now: int) -> Scatter:
+def _look_at(part: HitsOfSlot, now: int) -> Scatter:
     """Peek at a part of a refused operation. If the store does not answer, the reply says that nothing is left."""
     try:
         reply = yield from part.decide("peek", emits=False)
@@ -156,7 +156,7 @@ def _look_at(part: _Part, now: int) -> Scatter:
     return Reply(now, REFUSED, [[unknown] * len(hit.limits) for hit in part.hits])
 
 
-def _gathered(parts: Sequence[_Part], replies: Sequence[Reply]) -> Reply:
+def gathered(parts: Sequence[HitsOfSlot], replies: Sequence[Reply]) -> Reply:
     """Return the reply of the operation that these parts make up."""
     now = replies[0].now
     for reply in replies:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from operator import attrgetter
 from time import perf_counter_ns
 
 from django.http import HttpRequest
@@ -17,11 +18,11 @@ from django_quota.conf import QuotaSettings, current, time_zone
 from django_quota.core import clock
 from django_quota.core.clock import MAX_GUESSES, frozen_now, machine_now
 from django_quota.core.decisions import Decision, updated
-from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreFull, StoreUnavailable
+from django_quota.core.errors import QuotaError, StoreCommandDenied, StoreDataError, StoreFull, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.core.overrides import OverrideTable
 from django_quota.core.rules import Rule
-from django_quota.engine.answers import Answer, Standing, answered
+from django_quota.engine.answers import Answer, Standing, answered, joined
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import EventKind, Reply
 from django_quota.engine.compiled import CompiledRule, forget_compiled
@@ -39,6 +40,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.limiting.prefetch import Prefetch, takes_ahead
 from django_quota.limiting.refusals import Refusals
 from django_quota.limiting.unasked import UnaskedHits
+from django_quota.runtime import runtime
 from django_quota.signals import Announcement, announce, banned, near_limit, refused, send
 from django_quota.stores.base import Store
 from django_quota.subjects.sources import source_of
@@ -49,20 +51,38 @@ _SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 """The signal of each event in a reply."""
 
 
-class Limiter:
-    """Decides what is asked on one store."""
+class CountingStore:
+    """A store that decides, with its outages."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, count_outage: Callable[[], object]) -> None:
+        self.store = store
+        self.outages = Outages(all_nodes_healthy=lambda: store.all_nodes_healthy, count=count_outage)
+        self.reporting_store = OutageReportingStore(store, self.outages)
+        """The store for features that raise `StoreUnavailable`."""
+        self.cleaning = None if store.database is None else Cleaning(store.database)
+        """Deletes expired rows; None if the store forgets by itself."""
+
+
+class Limiter:
+    """Decides what is asked, on one store.
+
+    `open_database`: opens the second store, for rules with `store="database"`; None if the store is that database, or
+    a test's.
+    """
+
+    def __init__(self, store: Store, open_database: Callable[[], Store] | None = None) -> None:
         self.store = store
         self.metrics = DecisionMetrics(store)
         """Counts the decisions."""
         self.unasked = UnaskedHits(store)
         """Counts what is decided without the store."""
-        self.cleaning = None if store.database is None else Cleaning(store.database)
-        """Deletes expired rows; None if the store forgets by itself."""
-        self.outages = Outages(all_nodes_healthy=lambda: store.all_nodes_healthy, count=self.metrics.count_outage)
-        self.reporting_store = OutageReportingStore(store, self.outages)
+        self.first = CountingStore(store, self.metrics.count_outage)
+        """Decides the rules without a store of their own."""
+        self.outages = self.first.outages
+        self.reporting_store = self.first.reporting_store
         """The store for features that raise `StoreUnavailable`."""
+        self._open_database = open_database
+        self._second: CountingStore | None = None
         self.fallback = Fallback(Workers(store) if store.is_shared else None)
         self.refusals = Refusals(self.unasked, self.metrics)
         self.prefetch = Prefetch(self.unasked, self.metrics, lambda: self.fallback.number_of_workers)
@@ -71,10 +91,35 @@ class Limiter:
 
     def close(self) -> None:
         """End what it does in the background, and close its stores."""
-        flusher.remove(self.metrics, self.refusals, self.unasked, self.fallback.workers, self.cleaning)
-        self.store.close()
+        flusher.remove(self.metrics, self.refusals, self.unasked, self.fallback.workers)
+        for each in (self.first, self._second):
+            if each is not None:
+                flusher.remove(each.cleaning)
+                each.store.close()
         self.fallback.local.close()
         forget_compiled()
+
+    # --- the stores ---------------------------------------------------------------------------------------------------
+
+    def counting_in(self, *, database: bool) -> CountingStore:
+        """Return the store of the rules with or without `store="database"`. The second is made when first needed."""
+        if not database or self._open_database is None:
+            return self.first
+        with runtime.changing:
+            if self._second is None:
+                self._second = CountingStore(self._open_database(), self.metrics.count_outage)
+            return self._second
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes share any of its counts."""
+        return self.first.store.is_shared or self._second is not None
+
+    def stores_in_use(self) -> Sequence[CountingStore]:
+        """Return the stores that this process has rules or counters for: one, or two."""
+        if self._open_database is None or not Rule.any_in_database:
+            return (self.first,)
+        return (self.first, self.counting_in(database=True))
 
     # --- what callers ask for -----------------------------------------------------------------------------------------
 
@@ -184,7 +229,7 @@ class Limiter:
             self.unasked.settle(settlement)
             return answer.decision
         try:
-            for operation in self.unasked.settlements(settlement):
+            for operation in self.unasked.settlements(settlement):  # days of exempt subjects are in the first store
                 yield IOCall(self.reporting_store.run, self.reporting_store.arun, operation, frozen_now())
         except StoreUnavailable:
             return answer.resolved.unlimited(degraded=True)
@@ -276,19 +321,66 @@ class Limiter:
         self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
         """Return the flow that asks the store; it also returns what this process has taken ahead."""
+        asking = self._ask_flow
+        if Rule.any_in_database and self._open_database is not None and any(map(_in_database, hits)):
+            asking = self._ask_both_flow
         if not (CompiledRule.any_prefetches and takes_ahead(hits)):
-            return self._ask_flow(hits, resolved, mode, scope, frozen)
-        ask = partial(self._ask_flow, resolved=resolved, mode=mode, scope=scope, frozen=frozen)
+            return asking(hits, resolved, mode, scope, frozen)
+        ask = partial(asking, resolved=resolved, mode=mode, scope=scope, frozen=frozen)
         return self.prefetch.around_flow(resolved, hits, mode, overrides.table, ask)
 
-    def _ask_flow(
+    def _ask_both_flow(
         self, hits: Sequence[Hit], resolved: Resolved, mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
-        """Return the answer of the store, or of each rule's `on_unavailable`; send the signals of either.
+        """Ask the first store, then the database, each about its own hits; a check is all or nothing.
 
-        `frozen`: the time that a test has set (microseconds).
+        If the database refuses, the first store gives back what it took. If a process is killed in between, that stays
+        counted. Each store may be down by itself: then the rules that count there decide by their `on_unavailable`.
         """
-        outages, store, counts = self.outages, self.store, mode in ("check", "force")
+        second = self.counting_in(database=True)
+        if all(map(_in_database, hits)):
+            return (yield from self._ask_flow(hits, resolved, mode, scope, frozen, second))
+        ours = [hit for hit in hits if not hit.compiled.is_in_database]
+        theirs = [hit for hit in hits if hit.compiled.is_in_database]
+        part = resolved.part(in_database=False)
+        first_answer = yield from self._ask_flow(ours, part, mode, scope, frozen, is_part=True)
+        later: AskMode | Settlement = "peek" if mode == "check" and first_answer.decision.enforced else mode
+        part = resolved.part(in_database=True)
+        try:
+            last_answer = yield from self._ask_flow(theirs, part, later, scope, frozen, second, is_part=True)
+        except QuotaError:
+            if mode == "check":
+                yield from self.undo_flow(first_answer.receipt(is_counted=False))
+            raise
+        if later != mode:
+            last_answer = last_answer.undone(last_answer.decision)
+        elif mode == "check" and last_answer.decision.enforced:
+            receipt = first_answer.receipt(is_counted=False)
+            first_answer = first_answer.undone(updated(first_answer.decision, (yield from self.undo_flow(receipt))))
+        answer = joined(resolved, hits, (first_answer, last_answer))
+        announcements = _announcements(answer)
+        if announcements:
+            yield announce(announcements)
+        return answer
+
+    def _ask_flow(
+        self,
+        hits: Sequence[Hit],
+        resolved: Resolved,
+        mode: AskMode | Settlement,
+        scope: Scope,
+        frozen: int | None,
+        asked: CountingStore | None = None,
+        *,
+        is_part: bool = False,
+    ) -> Flow[Answer]:
+        """Return the answer of a store, or of each rule's `on_unavailable`; send the signals of either.
+
+        `frozen`: the time that a test has set (microseconds). `asked`: None for the first store. `is_part`: the caller
+        sends the signals of the answer.
+        """
+        asked = asked or self.first
+        outages, store, counts = asked.outages, asked.store, mode in ("check", "force")
         if outages.is_on and counts and store.is_refusing() and self.fallback.allows(resolved):
             return Answer(resolved, resolved.unlimited(degraded=True), hits)
         try:
@@ -308,9 +400,7 @@ class Limiter:
             announcements = outages.failed(error, resolved.subjects)
             answer = Answer(resolved, self.fallback.decide(resolved, mode, scope, error), hits)
         else:
-            announcements = []
-            if answer.reply is not None:
-                announcements = [_announcement(answer.decision, *event) for event in answer.events()]
+            announcements = [] if answer.reply is None or is_part else _announcements(answer)
             if outages.is_on:
                 announcements += outages.answered(wrote=counts and answer.took_anything())
         if announcements:
@@ -371,6 +461,14 @@ def scope_of(settings: QuotaSettings) -> Scope:
 def _is_limited(answer: Answer) -> bool:
     """Say whether a limit or an override was asked."""
     return bool(answer.hits or answer.resolved.by_override)
+
+
+_in_database = attrgetter("compiled.is_in_database")
+
+
+def _announcements(answer: Answer) -> list[Announcement]:
+    """Return the signals of the events that an answer reports."""
+    return [_announcement(answer.decision, *event) for event in answer.events()]
 
 
 def _announcement(decision: Decision, what: EventKind, hit: Hit, value: int) -> Announcement:

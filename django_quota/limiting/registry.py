@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
 def _make_limiter() -> Limiter:
     wanted = runtime.wanted.store
-    return Limiter(make_store(current().store) if wanted is None else wanted)  # an empty memory store is false
+    if wanted is not None:  # an empty memory store is false
+        return Limiter(wanted)
+    settings = current()
+    return Limiter(make_store(settings.store), None if settings.store == "database" else _open_database)
 
 
 def _depends(limiter: Limiter, setting: str) -> bool:
     # The memory store does not depend on CACHES and DATABASES.
-    return setting == "QUOTA" or (setting in ("CACHES", "DATABASES") and limiter.store.is_shared)
+    return setting == "QUOTA" or (setting in ("CACHES", "DATABASES") and limiter.is_shared)
 
 
 _limiter = runtime.part(_make_limiter, depends=_depends, end=Limiter.close)
@@ -37,9 +40,12 @@ def get_limiter() -> Limiter:
     return _limiter.made or _limiter.get()
 
 
-def store_call(operation: Operation) -> IOCall:
-    """Return the call that runs an operation on the configured store. Made, it may raise `StoreUnavailable`."""
-    store = get_limiter().reporting_store
+def store_call(operation: Operation, *, in_database: bool = False) -> IOCall:
+    """Return the call that runs an operation on the configured store. Made, it may raise `StoreUnavailable`.
+
+    `in_database`: whether it is about a rule or a counter with `store="database"`.
+    """
+    store = get_limiter().counting_in(database=in_database).reporting_store
     return IOCall(store.run, store.arun, operation, frozen_now())
 
 
@@ -47,11 +53,15 @@ def make_store(name: str) -> Store:
     """Return a new store by its name as a value of `STORE`, with the other settings of the site."""
     settings = current()
     if name == "database":
-        alias = settings.database
-        return DatabaseStore(alias, lambda: runtime.is_of_site(alias))
+        return _open_database()
     if name == "memory":
         return MemoryStore(max_keys=settings.memory_keys)
     return store_of(which_redis())
+
+
+def _open_database() -> Store:
+    alias = current().database
+    return DatabaseStore(alias, lambda: runtime.is_of_site(alias))
 
 
 def force_store(store: Store | None) -> Store | None:

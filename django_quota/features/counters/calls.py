@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from django_quota.conf import current
 from django_quota.core.algorithms.stock import MAX_GRANTS, MAX_INT64, MIN_INT64, Credit
@@ -22,6 +22,8 @@ from django_quota.core.errors import ConfigurationError, CounterError, StoreUnav
 from django_quota.core.flow import Flow, run_async
 from django_quota.core.keys import field, group_base, is_digest, key_of, named, subject_base
 from django_quota.core.rates import MAX_COUNT, MAX_PERIOD, Duration, parse_duration
+from django_quota.core.rule_options import STORE_HINT, STORE_PROBLEM, RuleStore
+from django_quota.core.rules import Rule
 from django_quota.core.takes import CounterEntry, Take
 from django_quota.engine.operations import text
 from django_quota.features.counters import operations
@@ -61,7 +63,9 @@ class Grant:
     """When the rest expires, in UTC."""
 
 
-def counter(name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None) -> Counter:
+def counter(
+    name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None, store: RuleStore | None = None
+) -> Counter:
     """Return the counter of this name. This costs nothing, and all counters of one name and group share their counts.
 
     `ttl`: how long the counter of a subject lives after its last change, one second to a hundred years, by default
@@ -71,19 +75,22 @@ def counter(name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None)
     any two of them; one server does all their work. Choose it before you count: in another group all counts begin at
     zero.
 
-    Raises `ConfigurationError` for a wrong name, ttl or group.
+    `store`: `"database"` for credits and other counts that must outlive Redis. A counter of the same name without it
+    is another counter, unless `QUOTA["STORE"]` is "database", too.
+
+    Raises `ConfigurationError` for a wrong name, ttl, group or store.
     """
-    found = Counter(name, ttl, group=group)
+    found = Counter(name, ttl, group=group, store=store)
     if len(made) < MAX_MADE:
-        made.setdefault((name, group), found)
+        made.setdefault((name, group, store), found)
     return found
 
 
 MAX_MADE = 200
 """How many counters the pages of a subject look at."""
 
-made: dict[tuple[str, str | None], Counter] = {}
-"""The first counters that this process has made, by name and group: those of modules come before computed names."""
+made: dict[tuple[str, str | None, str | None], Counter] = {}
+"""The first counters that this process has made, by name, group and store: those of modules come before computed names."""
 
 
 class Counter(CounterEntry):
@@ -99,25 +106,33 @@ class Counter(CounterEntry):
     * `StoreUnavailable` if the store does not answer. If only the answer was lost, the change was made.
     """
 
-    __slots__ = ("_ttl", "group", "name")
+    __slots__ = ("_ttl", "group", "name", "store")
 
-    def __init__(self, name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None) -> None:
+    def __init__(
+        self, name: str, ttl: Duration = COUNTER_TTL, *, group: str | None = None, store: RuleStore | None = None
+    ) -> None:
         if not _is_name(name):
             raise ConfigurationError(f"{name!r} is not the name of a counter.", "Use, for example, 'pageviews'.")
         if group is not None and not _is_name(group):
             raise ConfigurationError(f"{group!r} is not the group of a counter.", "Use, for example, group='shop'.")
+        if store is not None and store not in get_args(RuleStore):
+            raise ConfigurationError(f"counter({name!r}, store={store!r}) {STORE_PROBLEM}", STORE_HINT)
         self.name: str = name
+        self.store: RuleStore | None = store
+        if store is not None:
+            Rule.any_in_database = True
         self.group: str | None = group
         self._ttl = parse_duration("ttl", ttl, least=SECOND, most=MAX_TTL)
 
     def __repr__(self) -> str:
         group = "" if self.group is None else f", group={self.group!r}"
-        return f"counter({self.name!r}, ttl={self.ttl!r}{group})"
+        store = "" if self.store is None else f", store={self.store!r}"
+        return f"counter({self.name!r}, ttl={self.ttl!r}{group}{store})"
 
     @property
     def as_take(self) -> Take:
         """What an entry of `check_all` asks of the counter."""
-        return Take(self.name, self.group, self._ttl)
+        return Take(self.name, self.group, self._ttl, store=self.store)
 
     @property
     def ttl(self) -> timedelta:
@@ -385,7 +400,7 @@ class Counter(CounterEntry):
 
         Raises `CounterError` if a key is not a counter, or its value would overflow.
         """
-        reply = yield store_call(operation)
+        reply = yield store_call(operation, in_database=self.store is not None)
         if reply[0] in _PROBLEMS:
             number = reply[1] - 1
             problem = _PROBLEMS[reply[0]](operation.keys[number])

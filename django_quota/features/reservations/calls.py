@@ -226,8 +226,8 @@ class Reservation:
 
     def keeping(self) -> Flow[None]:
         """Renew its leases once. One that has ended is not renewed if its units have gone back."""
-        for operation in renewals_of(self._receipt):
-            yield store_call(operation)
+        for take, operation in renewals_of(self._receipt):
+            yield store_call(operation, in_database=take.store is not None)
 
     def _settling_used(self, used: Callable[[], Actual]) -> Flow[Decision]:
         try:
@@ -402,7 +402,7 @@ _SALT = "django_quota.reservation"
 
 _OPTIONS = (
     *("algorithm", "burst", "precision", "tz", "count_refused", "share", "prefetch"),
-    *("block", "shadow", "daily", "on_unavailable", "warn_at"),
+    *("block", "shadow", "daily", "on_unavailable", "warn_at", "store"),
 )
 """The options of a rule outside the settings that settling needs. The others matter to requests and refusals."""
 
@@ -450,7 +450,13 @@ def _read_part(name: str, decided_at: int | None, entries: Iterable[Any]) -> Rec
 def _written(rule: Asked) -> dict[str, Any]:
     """Return what is needed to find or make a rule again: its name, with its rates and options or a counter's group."""
     if isinstance(rule, Take):
-        return {"counter": rule.name, "group": rule.group, "ttl": rule.ttl, "lease": rule.leased_for}
+        return {
+            "counter": rule.name,
+            "group": rule.group,
+            "ttl": rule.ttl,
+            "lease": rule.leased_for,
+            "store": rule.store,
+        }
     if rule.name in current().rules:
         configured = current().rule(rule.name)
         for tier, of_tier in {"": configured, **configured.tiers}.items():
@@ -468,7 +474,7 @@ def _written_start(rule: Rule) -> dict[str, str]:
 def _rule_of(written: dict[str, Any], subject: str, cost: int) -> Asked:
     """Return the rule that `_written` wrote; a configured one as it is now. Raises `RuleError` if that is gone."""
     if "counter" in written:
-        return Take(written["counter"], written["group"], written["ttl"], written["lease"])
+        return Take(written["counter"], written["group"], written["ttl"], written["lease"], written["store"])
     options = dict(written)
     name, start = options.pop("name"), options.pop("starts", None)
     day = None if start is None else date.fromisoformat(start)

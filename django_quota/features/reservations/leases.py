@@ -43,8 +43,8 @@ def lease_of(rule: Asked) -> int:
     return rule.leased_for if isinstance(rule, Take) else 0
 
 
-def renewals_of(receipt: Receipt) -> Iterator[RenewLeases]:
-    """Yield the operations that renew the leases of a reservation: one for each counter and subject."""
+def renewals_of(receipt: Receipt) -> Iterator[tuple[Take, RenewLeases]]:
+    """Yield the operations that renew the leases of a reservation: one for each counter and subject, with its take."""
     members: dict[tuple[Take, str], list[str]] = {}
     for part in receipt.parts:
         for ask in part.asks:
@@ -53,4 +53,4 @@ def renewals_of(receipt: Receipt) -> Iterator[RenewLeases]:
                 members.setdefault((ask.rule, ask.subject), []).append(member)
     for (take, subject), of_place in members.items():
         (hit,) = hits_of([Ask(take, subject, 1)], scope_of(current()), clock.now())
-        yield RenewLeases(hit.leased_keys[0], of_place, take.leased_for, take.ttl)
+        yield take, RenewLeases(hit.leased_keys[0], of_place, take.leased_for, take.ttl)
