@@ -27,7 +27,7 @@ from django_quota.core.errors import (
     did_you_mean,
 )
 from django_quota.core.keys import escape
-from django_quota.core.rule_options import BanOption, Network, OnUnavailable, read_network, read_refusal_span
+from django_quota.core.rule_options import BanOption, Network, OnUnavailable, RuleStore, read_network, read_refusal_span
 from django_quota.core.rules import OPTIONS, Rule, dotted_path, is_lambda
 from django_quota.runtime import runtime
 
@@ -351,6 +351,10 @@ class QuotaSettings:
         lambda _, rules: {name: given for name, given in rules.items() if not _is_slot(given)},
     )
     """The named rules, as they are written, without the `slots`."""
+
+    def prefix_in(self, store: RuleStore | None) -> str:
+        """Return the beginning of the keys in a store. That in the database is the same for any Redis."""
+        return self.prefix if store is None else str(self.given.get("PREFIX", "quota"))
 
     def slots(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the entries of `RULES` with `at_once`, as they are written."""

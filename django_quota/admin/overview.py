@@ -23,11 +23,12 @@ from django_quota.admin.charts import sparkline
 from django_quota.admin.events_page import events_view
 from django_quota.admin.wording import KIND_NAMES, local_moment
 from django_quota.conf import current
-from django_quota.core.errors import QuotaError, StorePermissionDenied
+from django_quota.core.errors import QuotaError, StorePermissionDenied, StoreUnavailable
 from django_quota.documentation import page
 from django_quota.error_texts import error_in_words
 from django_quota.features.events.floods import Flood, with_floods
 from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED, Event, EventFilter, event_log
+from django_quota.limiting.known_rules import counting_stores, long_rules
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
@@ -123,13 +124,23 @@ def _figures(store: Store) -> dict[str, Any]:
     if store.redis is not None:
         shown["health"] = of_redis = health(store.redis, current().prefix)
         latency = of_redis.latency
-        shown["warnings"] = list(_warnings(of_redis))
+        shown["warnings"] = [*_warnings(of_redis), *_database_warnings()]
     if store.is_shared:
         shown["latency"] = f"{latency * 1_000:.2f}"
         shown["rolled_up"] = DailyCounter.objects.using(router.db_for_write(DailyCounter)).aggregate(Max("day"))[
             "day__max"
         ]
     return shown
+
+
+def _database_warnings() -> Iterator[str]:
+    """Yield a warning if the database does not answer that some rules count in beside Redis."""
+    for each in counting_stores()[1:]:
+        try:
+            if each.store.database is not None:
+                each.store.database.ping()
+        except StoreUnavailable as error:
+            yield _('The database of rules with store="database" does not answer: %s') % error_in_words(error)
 
 
 def _warnings(redis: Health) -> Iterator[str]:
@@ -153,5 +164,8 @@ def _warnings(redis: Health) -> Iterator[str]:
     if redis.may_evict:
         words = _("Redis drops keys when its memory is full (maxmemory-policy %s). Limits may be forgotten then.")
         yield words % redis.policy
+        if names := long_rules():
+            words = _('These rules count weeks, months or years there: %s. store="database" keeps their counts.')
+            yield words % ", ".join(rules)
     if redis.is_nearly_full and not redis.is_full:
         yield _("The memory of Redis is nearly full.")

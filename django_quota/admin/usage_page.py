@@ -25,7 +25,7 @@ from django_quota.core.keys import field as escaped_rule
 from django_quota.error_texts import error_in_words
 from django_quota.features.usage.days import Count, recent_days, row_name, row_part, today, total, waiting
 from django_quota.features.usage.rollup import move
-from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.known_rules import counting_stores
 from django_quota.models import DailyCounter
 from django_quota.operating.lookup import subject_hint
 from django_quota.subjects.subject import named_subject
@@ -96,7 +96,9 @@ def usage_csv(page: PageAdmin, request: HttpRequest) -> HttpResponseBase:
 def _move(subject: str) -> str:
     """Move what the store has counted to rows; return why that failed."""
     try:
-        move(get_limiter().reporting_store, {each.of for each in waiting(recent_days(subject))})
+        days = {each.of for each in waiting(recent_days(subject))}
+        for store in counting_stores():
+            move(store.reporting_store, {day for day in days if day.key.startswith(f"{store.prefix}:")})
     except (StoreUnavailable, ConfigurationError) as error:
         return error_in_words(error)
     return ""

@@ -392,6 +392,14 @@ class Rule:
         return next(iter(self.tiers.values())).with_rates("0/d")
 
     @cached_property
+    def has_long_period(self) -> bool:
+        """Whether a rate of the rule counts over a week, a month or a year."""
+        rates = [
+            each for rate in self.rates for each in (_rates_of_tiers(rate) if isinstance(rate, Tiers) else (rate,))
+        ]
+        return any(isinstance(rate, Rate) and rate.unit in UNITS_WITH_START for rate in rates)
+
+    @cached_property
     def lease(self) -> int:
         """How long a process may spend units that it took ahead, in microseconds; 0 if it takes none."""
         if self.prefetch is None or not self.limits:

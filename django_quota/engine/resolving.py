@@ -33,6 +33,8 @@ class Scope(NamedTuple):
     zone: Callable[[], str] = lambda: "UTC"
     """Returns the time zone in which days are counted."""
     log: EventLog = NO_LOG
+    database_prefix: str = ""
+    """The beginning of the keys of rules with `store="database"`; empty: the same."""
 
 
 class ByOverride(NamedTuple):
@@ -213,11 +215,12 @@ def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Plac
     for of_place in grouped:
         rule, subject, cost, value, is_estimate = of_place[0]
         of_rule = compiled(rule) if len(of_place) == 1 else _of_several(of_place)
-        base = f"{scope.prefix}:{KEY_VERSION}:{{{escape(subject)}}}:"
+        prefix = scope.database_prefix or scope.prefix if of_rule.is_in_database else scope.prefix
+        base = f"{prefix}:{KEY_VERSION}:{{{escape(subject)}}}:"
         if rule.distinct is not None and cost > 1:
             raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
         if isinstance(rule, Take) and rule.group is not None:
-            of_rule, base = compiled_in_group(rule, subject), group_base(scope.prefix, rule.group) + "}:"
+            of_rule, base = compiled_in_group(rule, subject), group_base(prefix, rule.group) + "}:"
         group = 0
         if of_rule.decides_alone:
             groups += 1

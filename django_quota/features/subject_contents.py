@@ -11,6 +11,7 @@ from django_quota.conf import current
 from django_quota.core import keys
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.engine.operations import Operation, Script, States, fields_of, script, text
+from django_quota.limiting.limiter import CountingStore
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import all_well
 from django_quota.stores.scanning import KEYS_A_SCAN
@@ -96,10 +97,16 @@ class Contents:
                     yield BanStatus(names.get(part, keys.named(part) or part), part, (ends - self.now) / SECOND, level)
 
 
-def read_contents(subject: str, sets: Mapping[str, str] = MappingProxyType({})) -> Contents:
-    """Read a subject's hash and its leases. `sets`: the name of each slot, by key. Raises `StoreUnavailable`."""
-    operation = InspectSubject(keys.status_key(current().prefix, subject), list(sets))
-    now, flat, *lists = get_limiter().reporting_store.run(operation, frozen_now())
+def read_contents(
+    subject: str, sets: Mapping[str, str] = MappingProxyType({}), counting: CountingStore | None = None
+) -> Contents:
+    """Read a subject's hash and its leases. Raises `StoreUnavailable`.
+
+    `sets`: the name of each slot, by key. `counting`: the store; None for that of the settings.
+    """
+    counting = counting or get_limiter().first
+    operation = InspectSubject(keys.status_key(counting.prefix, subject), list(sets))
+    now, flat, *lists = counting.reporting_store.run(operation, frozen_now())
     contents = _contents(now, flat)
     for (key, name), (number, *live) in zip(sets.items(), lists, strict=True):
         if number:
@@ -121,9 +128,13 @@ def _contents(now: int, flat: Iterable[str | bytes]) -> Contents:
     return Contents(int(now), dict(zip(words[::2], words[1::2], strict=True)), [])
 
 
-def scan_keys(subject: str) -> dict[str, keys.Key] | None:
-    """Find all keys of a subject by scanning all keys of the store; None for the memory of a process."""
-    store, prefix = get_limiter().store, current().prefix
+def scan_keys(subject: str, counting: CountingStore | None = None) -> dict[str, keys.Key] | None:
+    """Find all keys of a subject by scanning all keys of a store; None for the memory of a process.
+
+    `counting`: the store; None for that of the settings.
+    """
+    counting = counting or get_limiter().first
+    store, prefix = counting.store, counting.prefix
     if not store.is_shared:
         return None
     start = f"{keys.subject_base(prefix, subject)}}}:"

@@ -23,8 +23,9 @@ from django.utils.module_loading import import_string
 from django_quota.conf import KNOWN_SETTINGS, LOGIN_BACKEND, current
 from django_quota.core.errors import ConfigurationError, RuleError, did_you_mean
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
+from django_quota.core.rules import Rule
 from django_quota.http.rule_checks import check_rules, finding
-from django_quota.limiting.known_rules import rules_of_requests
+from django_quota.limiting.known_rules import known_rules, long_rules, rules_of_requests
 from django_quota.limiting.override_rows import count_overrides, has_database, write_database
 from django_quota.limiting.overrides import MAX_OVERRIDES
 from django_quota.limiting.registry import which_redis
@@ -150,12 +151,21 @@ def _check_store() -> Iterator[CheckMessage]:
     store, alias = _value("store"), _value("database")
     if store == "redis" and _value("cache") is not None:
         yield from _check_redis()
-    elif store == "database" and alias is not None:
+    if _counts_in_database() and alias is not None:
         try:
             vendor_of(alias)
         except ConfigurationError as error:
             code = "E028" if alias not in settings.DATABASES else "E029"
             yield finding(code, error.problem, error.hint)
+
+
+def _counts_in_database() -> bool:
+    """Return whether anything that is known counts in the database."""
+    if _value("store") == "database":
+        return True
+    with suppress(ConfigurationError, RuleError):  # other checks report it
+        known_rules()
+    return Rule.any_in_database
 
 
 def _check_redis() -> Iterator[CheckMessage]:
@@ -195,7 +205,7 @@ def check_tables(databases: Sequence[str] | None = None, **_: Any) -> list[Check
     needed: dict[str, set[str]] = {}
     if has_database():
         needed[write_database()] = {QuotaOverride._meta.db_table, OverrideChange._meta.db_table}  # noqa: SLF001
-    if _value("store") == "database" and _is_postgresql(_value("database")):  # a file of SQLite makes its tables itself
+    if _counts_in_database() and _is_postgresql(_value("database")):  # a file of SQLite makes its tables itself
         needed.setdefault(_value("database"), set()).update((STATE_TABLE, EVENT_TABLE, BAN_TABLE))
     found = []
     for using in needed.keys() & (databases or ()):
@@ -246,6 +256,12 @@ def _is_postgresql(alias: str | None) -> bool:
     return False
 
 
+def _long_rules() -> list[str]:
+    with suppress(ConfigurationError, RuleError):  # other checks report it
+        return long_rules()
+    return []
+
+
 # --- `check --deploy` -------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +278,16 @@ def check_live_site(app_configs: Sequence[AppConfig] | None = None, **_: Any) ->
         )
         hint = 'Use "redis" and name it in QUOTA["REDIS"], or "database", or run exactly one process.'
         found.append(finding("W011", problem, hint))
+    if _value("store") == "redis" and _value("redis") is None and (rules := _long_rules()):
+        found.append(
+            finding(
+                "W050",
+                f"{', '.join(map(repr, rules))} count weeks, months or years in a cache. It forgets them if it is "
+                "flushed or replaced, or if its memory is full and it drops keys.",
+                'Add "store": "database" to rules that count what customers pay for; the same holds for counters of '
+                "credits, which this check cannot see. If all may be forgotten, silence this.",
+            )
+        )
     unused: list[str] = []
     with suppress(ConfigurationError, RuleError):  # the other checks report it
         used = {rule.name for rule in rules_of_requests()}

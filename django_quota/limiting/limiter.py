@@ -21,6 +21,7 @@ from django_quota.core.decisions import Decision, updated
 from django_quota.core.errors import QuotaError, StoreCommandDenied, StoreDataError, StoreFull, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.core.overrides import OverrideTable
+from django_quota.core.rule_options import RuleStore
 from django_quota.core.rules import Rule
 from django_quota.engine.answers import Answer, Standing, answered, joined
 from django_quota.engine.asks import Ask
@@ -52,15 +53,21 @@ _SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 
 
 class CountingStore:
-    """A store that decides, with its outages."""
+    """A store that decides, with its outages. `of_rules`: which rules count there, by their option `store`."""
 
-    def __init__(self, store: Store, count_outage: Callable[[], object]) -> None:
+    def __init__(self, store: Store, count_outage: Callable[[], object], of_rules: RuleStore | None = None) -> None:
         self.store = store
+        self.of_rules = of_rules
         self.outages = Outages(all_nodes_healthy=lambda: store.all_nodes_healthy, count=count_outage)
         self.reporting_store = OutageReportingStore(store, self.outages)
         """The store for features that raise `StoreUnavailable`."""
         self.cleaning = None if store.database is None else Cleaning(store.database)
         """Deletes expired rows; None if the store forgets by itself."""
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the keys of its rules."""
+        return current().prefix_in(self.of_rules)
 
 
 class Limiter:
@@ -74,7 +81,7 @@ class Limiter:
         self.store = store
         self.metrics = DecisionMetrics(store)
         """Counts the decisions."""
-        self.unasked = UnaskedHits(store)
+        self.unasked = UnaskedHits(store, lambda database: self.counting_in(database=database).store)
         """Counts what is decided without the store."""
         self.first = CountingStore(store, self.metrics.count_outage)
         """Decides the rules without a store of their own."""
@@ -107,7 +114,7 @@ class Limiter:
             return self.first
         with runtime.changing:
             if self._second is None:
-                self._second = CountingStore(self._open_database(), self.metrics.count_outage)
+                self._second = CountingStore(self._open_database(), self.metrics.count_outage, "database")
             return self._second
 
     @property
@@ -116,7 +123,7 @@ class Limiter:
         return self.first.store.is_shared or self._second is not None
 
     def stores_in_use(self) -> Sequence[CountingStore]:
-        """Return the stores that this process has rules or counters for: one, or two."""
+        """Return the stores for which the process has made rules or counters: one, or two."""
         if self._open_database is None or not Rule.any_in_database:
             return (self.first,)
         return (self.first, self.counting_in(database=True))
@@ -229,8 +236,9 @@ class Limiter:
             self.unasked.settle(settlement)
             return answer.decision
         try:
-            for operation in self.unasked.settlements(settlement):  # days of exempt subjects are in the first store
-                yield IOCall(self.reporting_store.run, self.reporting_store.arun, operation, frozen_now())
+            for operation, in_database in self.unasked.settlements(settlement):
+                store = self.counting_in(database=in_database).reporting_store
+                yield IOCall(store.run, store.arun, operation, frozen_now())
         except StoreUnavailable:
             return answer.resolved.unlimited(degraded=True)
         return answer.decision
@@ -321,7 +329,7 @@ class Limiter:
         self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
         """Return the flow that asks the store; it also returns what this process has taken ahead."""
-        asking = self._ask_flow
+        asking: Callable[..., Flow[Answer]] = self._ask_flow
         if Rule.any_in_database and self._open_database is not None and any(map(_in_database, hits)):
             asking = self._ask_both_flow
         if not (CompiledRule.any_prefetches and takes_ahead(hits)):
@@ -455,7 +463,8 @@ def _at(hits: Sequence[Hit], mode: AskMode | Settlement, moment: int, scope: Sco
 @lru_cache(maxsize=4)
 def scope_of(settings: QuotaSettings) -> Scope:
     """Return where a site with these settings counts."""
-    return Scope(settings.prefix, time_zone, event_log_of(settings.prefix, settings.events, settings.event_days))
+    log = event_log_of(settings.prefix, settings.events, settings.event_days)
+    return Scope(settings.prefix, time_zone, log, settings.prefix_in("database"))
 
 
 def _is_limited(answer: Answer) -> bool:

@@ -64,6 +64,8 @@ class TallyPlace(NamedTuple):
     """The rule's name, escaped for fields of hashes."""
     tier: str
     """The tier of the subject under the rule; empty if the rule has no `tier` function."""
+    in_database: bool = False
+    """Whether the rule has `store="database"`."""
 
     def sent_key(self, process: str) -> str:
         """Return the key of the number of a process' last message about this place."""
@@ -89,8 +91,10 @@ class UnaskedHits:
     purpose = "count what was decided without the store"
     at_exit = True
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, store_of: Callable[[bool], Store] | None = None) -> None:
         self._store = store
+        self._store_of = store_of or (lambda _: store)
+        """Returns where rules count with `store="database"` (True), or without."""
         self.collect: Callable[[], object] = lambda: None
         """Counts what waits elsewhere; see `prefetch`."""
         self.after_fork()
@@ -168,15 +172,19 @@ class UnaskedHits:
             if place.day_key:
                 self.add(place, {"a": -is_undone, "u": more + is_undone})
 
-    def settlements(self, settlement: Settlement) -> list[RecordHits]:
-        """Return the operations that do the same at once, and only once, for what other processes may settle too."""
+    def settlements(self, settlement: Settlement) -> list[tuple[RecordHits, bool]]:
+        """Return the operations that do the same at once, and only once, for what other processes may settle too.
+
+        With each: whether it is for the store of rules with `store="database"`.
+        """
         found = []
         for rule, place, moment, more, is_undone in settlement.uncounted():
-            status_key, day_key, field, tier = _place_of(rule, place.subject, moment)
+            status_key, day_key, field, tier, in_database = _place_of(rule, place.subject, moment)
             if day_key:
                 mark = settlement.mark(place, status_key.removesuffix("s"), field)
                 counts = {"a": -is_undone, "u": more + is_undone}
-                found.append(RecordHits(status_key, f"{mark.key}:day", day_key, 1, field, counts, 0, tier, mark.stop))
+                recording = RecordHits(status_key, f"{mark.key}:day", day_key, 1, field, counts, 0, tier, mark.stop)
+                found.append((recording, in_database))
         return found
 
     def _is_due(self, place: TallyPlace, now: int) -> bool:
@@ -235,7 +243,12 @@ class UnaskedHits:
             )
             for place, tally, number in asking
         ]
-        replies: list[Any] = self._store.try_all(operations, frozen_now()) if operations else []
+        replies: list[Any] = [None] * len(operations)
+        for in_database in sorted({place.in_database for place, _, _ in asking}):
+            numbers = [number for number, (place, _, _) in enumerate(asking) if place.in_database == in_database]
+            of_store = [operations[number] for number in numbers]
+            for number, reply in zip(numbers, self._store_of(in_database).try_all(of_store, frozen_now()), strict=True):
+                replies[number] = reply
         failed = {place for (place, _, _), reply in zip(asking, replies, strict=True) if not isinstance(reply, int)}
         with self._lock:
             for place, message in messages:
@@ -254,19 +267,20 @@ class UnaskedHits:
 
 def place_of_hit(hit: Hit) -> TallyPlace:
     """Return where a hit is counted, on the day that it has."""
-    return TallyPlace(hit.status_key, "" if hit.day is None else hit.day.key, hit.field, hit.rule.of_tier)
+    day_key, of_rule = "" if hit.day is None else hit.day.key, hit.compiled
+    return TallyPlace(hit.status_key, day_key, hit.field, hit.rule.of_tier, of_rule.is_in_database)
 
 
 def _place_of(rule: Asked, subject: str, moment: int) -> TallyPlace:
     day = day_of(moment, time_zone()).name if counts_day(rule, subject) else ""
-    return _place(compiled(rule), subject, day, current().prefix)
+    return _place(compiled(rule), subject, day, current().prefix_in(rule.store))
 
 
 @lru_cache(maxsize=1024)
 def _place(of_rule: CompiledRule, subject: str, day: str, prefix: str) -> TallyPlace:
     base = subject_base(prefix, subject)
     day_key = key_of(base, "day", day) if day else ""
-    return TallyPlace(key_of(base, "s"), day_key, of_rule.field, of_rule.rule.of_tier)
+    return TallyPlace(key_of(base, "s"), day_key, of_rule.field, of_rule.rule.of_tier, of_rule.is_in_database)
 
 
 def _event(place: TallyPlace, ask: Ask, resolved: Resolved) -> EventRecord:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from io import TextIOBase, TextIOWrapper
@@ -28,6 +28,8 @@ from django_quota.core import clock
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.core.rates import parse_duration
+from django_quota.limiting.known_rules import counting_stores
+from django_quota.limiting.limiter import CountingStore
 from django_quota.limiting.registry import get_limiter, which_redis
 from django_quota.operating.lookup import rule_hint, subject_hint
 from django_quota.stores.base import Store
@@ -191,6 +193,12 @@ def shared_store() -> Store:
 def place_of(store: str) -> str:
     """Return which database or Redis a store is in, by its name as a value of `STORE`."""
     return f'DATABASES["{current().database}"]' if store == "database" else f"the Redis of {which_redis().name}"
+
+
+def shared_stores() -> Sequence[CountingStore]:
+    """Return the stores that count: the limiter's and, if a rule uses it, the database. Raises as `shared_store`."""
+    shared_store()
+    return counting_stores()
 
 
 def explain(error: Exception) -> str:

@@ -40,7 +40,14 @@ from django_quota.features.subject_contents import (
     scan_keys,
 )
 from django_quota.features.usage.days import Count, last_tiers, recent_usage
-from django_quota.limiting.known_rules import NamedRule, known_keys, known_rules, known_slots, rules_named
+from django_quota.limiting.known_rules import (
+    NamedRule,
+    counting_stores,
+    known_keys,
+    known_rules,
+    known_slots,
+    rules_named,
+)
 from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
@@ -193,7 +200,13 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
     days = recent_usage(subject)
     rules: dict[str, NamedRule] = dict(known_rules())
     more = contents.rules.union(counted, *days.values()) - rules.keys()
-    rules |= {name: rules_named(name) for name in sorted(more)[:MAX_RULES_NAMED]}
+    counted_in_database = _counted_in_database(subject, scan=scan) - rules.keys()
+    more |= counted_in_database
+    rules |= {
+        name: _in_database(rules_named(name)) if name in counted_in_database else rules_named(name)
+        for name in sorted(more)[:MAX_RULES_NAMED]
+    }
+    counted |= counted_in_database
     if names is not None:
         rules = _chosen(names, rules)
     snapshot = _snapshot_of(subject, contents, rules)
@@ -250,6 +263,20 @@ def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, s
         elif kind == "l":
             leases[key] = name or read.what
     return counted, leases, counters
+
+
+def _counted_in_database(subject: str, *, scan: bool) -> set[str]:
+    """Return the rules with `store="database"` that have counted something; empty if the site has no such rule."""
+    found: set[str] = set()
+    for counting in counting_stores()[1:]:
+        found |= read_contents(subject, counting=counting).rules
+        found |= _contents_of(scan_keys(subject, counting) or {})[0] if scan else set()
+    return found
+
+
+def _in_database(rules: NamedRule) -> NamedRule:
+    """Return the rules that a rate may mean, as those that count in the database."""
+    return [rule.but(store="database") for rule in rules] if isinstance(rules, list) else rules
 
 
 def _possible_slots(subject: str) -> list[str]:
@@ -364,12 +391,19 @@ def _peek_at(
         limit = replace(
             limit,
             is_last_tier=is_last_tier,
+            source=f"{standing.key} (in the database)" if rule.store else standing.key,
             taken_ahead=out.get(keys.ahead_key(standing.key), 0),
             prefetch=rule.lease / SECOND,
         )
         if others and not limit.used:
             continue
-        if snapshot.refuses and limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow:
+        if (
+            snapshot.refuses
+            and rule.store is None
+            and limit.retry_after == 0
+            and limit.why != "exempt"
+            and not rule.shadow
+        ):
             failure = StoreOutOfMemory if is_full(snapshot.refuses) else StoreUnavailable
             without = current().without_store(rule.on_unavailable, failure, is_precious=bool(rule.reads_body))
             limit = replace(limit, instead=without)

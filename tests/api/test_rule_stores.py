@@ -1,17 +1,23 @@
 """`store="database"`: a rule or a counter that counts in the database, while bursts count in Redis or in memory."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from django_quota import check, check_all, counter, peek, refund, reserve, reset
 from django_quota.limiting.registry import get_limiter
+from django_quota.testing import RedisServer
+from tests.support.stores import caches, named, programs
 
 MONTH = {"rate": "5/month", "algorithm": "calendar", "store": "database"}
 
 
-@pytest.fixture(params=["memory", "redis"])
-def bursts(request: pytest.FixtureRequest, settings: Any, states_on_sqlite: str) -> None:
+@pytest.fixture(params=["memory", *programs()], ids=named)
+def bursts(
+    request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any, states_on_sqlite: str
+) -> None:
     """Two rules: a month in the database, and a burst in the first store."""
     settings.QUOTA = {
         "DATABASE": states_on_sqlite,
@@ -20,7 +26,8 @@ def bursts(request: pytest.FixtureRequest, settings: Any, states_on_sqlite: str)
     if request.param == "memory":
         settings.QUOTA["STORE"] = "memory"
     else:
-        request.getfixturevalue("redis_cache")
+        settings.CACHES = caches(started(request.param))
+        flush()
 
 
 def flush() -> None:
@@ -52,7 +59,7 @@ def test_a_refusal_by_the_database_gives_back_what_the_first_store_took() -> Non
     check("month", "user:1", 5)
     decision = check_all([("burst", "user:1"), ("month", "user:1")])
     assert (decision.allowed, decision.rule) == (False, "month")
-    assert decision.of_rule("burst").remaining == 3
+    assert [each.remaining for each in decision.outcomes] == [3, 0]
     assert peek("burst", "user:1").remaining == 3
 
 
@@ -72,14 +79,14 @@ def test_both_are_taken_together() -> None:
 
 @pytest.mark.usefixtures("bursts")
 def test_a_counter_and_rule() -> None:
-    credits = counter("credits", store="database")
-    credits.incr("user:1", 10)
+    prepaid = counter("credits", store="database")
+    prepaid.incr("user:1", 10)
     flush()
     with reserve("month", "user:1", 2):
         pass
-    assert check_all([("burst", "user:1"), (credits, "user:1", 4)]).allowed
-    assert not check_all([("burst", "user:1"), (credits, "user:1", 7)]).allowed
-    assert credits.get("user:1") == 6
+    assert check_all([("burst", "user:1"), (prepaid, "user:1", 4)]).allowed
+    assert not check_all([("burst", "user:1"), (prepaid, "user:1", 7)]).allowed
+    assert prepaid.get("user:1") == 6
     assert peek("burst", "user:1").remaining == 2
     assert counter("credits").get("user:1") == 0
     refund("month", "user:1", 1)

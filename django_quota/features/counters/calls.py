@@ -425,9 +425,10 @@ class Counter(CounterEntry):
         return self._key("c", name), self._key("grants", name)
 
     def _key(self, kind: str, name: str, *parts: str) -> str:
+        prefix = current().prefix_in(self.store)
         if self.group is None:
-            return key_of(subject_base(current().prefix, name), kind, self.name, *parts)
-        return key_of(group_base(current().prefix, self.group), kind, self.name, name, *parts)
+            return key_of(subject_base(prefix, name), kind, self.name, *parts)
+        return key_of(group_base(prefix, self.group), kind, self.name, name, *parts)
 
     def _amount(self, name: str, value: object, least: int, most: int = MAX_INT64) -> int:
         if not isinstance(value, int) or isinstance(value, bool):

@@ -32,7 +32,8 @@ from django_quota.limiting.api import (
     subject_under_flow,
 )
 from django_quota.limiting.asking import rates_flow
-from django_quota.limiting.known_rules import NamedRule, known_rule, known_rules, rules_named
+from django_quota.limiting.known_rules import NamedRule, counting_stores, known_rule, known_rules, rules_named
+from django_quota.limiting.limiter import CountingStore
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter, store_call
 from django_quota.subjects.subject import subject_of
@@ -83,14 +84,16 @@ def reset_found(rules: Collection[str] | None, subject: str, *, dry_run: bool = 
 
     `dry_run`: delete nothing. Raises `StoreUnavailable`.
     """
-    states = _states_in_store(rules, subject)
+    found = [(each.reporting_store, _states_in_store(each, rules, subject)) for each in counting_stores()]
     deleted = 0
-    if states and not dry_run:
+    if not dry_run:
         try:
-            deleted = int(get_limiter().reporting_store.run(_operation(list(states.values())), frozen_now()))
+            for store, states in found:
+                if states:
+                    deleted += int(store.run(_operation(list(states.values())), frozen_now()))
         finally:
             _forget_in_process(subject)
-    return ResetReport(list(states), deleted)
+    return ResetReport(sorted({name for _, states in found for name in states}), deleted)
 
 
 def _reset_flow(given: RuleOrRate, subject: AnySubject, options: Mapping[str, object]) -> Flow[int]:
@@ -152,10 +155,14 @@ def _forget_flow(rules: Collection[Sequence[Rule]], subject: str) -> Flow[int]:
     refreshing = overrides.refreshing()
     if refreshing is not None:
         yield refreshing
-    states, deleted = [_state_of(same, subject) for same in rules if same], 0
+    deleted = 0
     try:
-        for first in range(0, len(states), RULES_AT_ONCE):
-            deleted += yield store_call(_operation(states[first : first + RULES_AT_ONCE]))
+        for in_database in (False, True):
+            of_store = [same for same in rules if same and (same[0].store is not None) == in_database]
+            states = [_state_of(same, subject) for same in of_store]
+            for first in range(0, len(states), RULES_AT_ONCE):
+                operation = _operation(states[first : first + RULES_AT_ONCE])
+                deleted += yield store_call(operation, in_database=in_database)
     finally:
         _forget_in_process(subject)
     return deleted
@@ -171,21 +178,21 @@ def _forget_in_process(subject: str) -> None:
 def _state_of(rules: Sequence[Rule], subject: str) -> RuleState:
     changes = [each for each in overrides.table.matching(rules[0].name, subject) if each.mode == "rate"]
     under = [rule_under(rule, override) for override in changes for rule in rules]
-    return RuleState.of([*rules, *under], keys.status_key(current().prefix, subject))
+    return RuleState.of([*rules, *under], keys.status_key(current().prefix_in(rules[0].store), subject))
 
 
-def _states_in_store(wanted: Collection[str] | None, subject: str) -> dict[str, RuleState]:
-    """Return, by rule, what the store holds that a reset deletes."""
+def _states_in_store(counting: CountingStore, wanted: Collection[str] | None, subject: str) -> dict[str, RuleState]:
+    """Return, by rule, what a store holds that a reset deletes."""
     states: dict[str, list[str]] = {}
-    for key, read in (scan_keys(subject) or {}).items():
+    for key, read in (scan_keys(subject, counting) or {}).items():
         kind, _, rest = read.what.partition(":")
         if kind in ("r", "b"):  # states, and counts of refusals towards a ban
             states.setdefault(rest.partition(":")[0], []).append(key)
-    for field in read_contents(subject).fields:
+    for field in read_contents(subject, counting=counting).fields:
         if field.startswith("b:"):
             states.setdefault(field.removeprefix("b:"), [])
     parts = states.keys() if wanted is None else {keys.field(name) for name in wanted}
-    status = keys.status_key(current().prefix, subject)
+    status = keys.status_key(counting.prefix, subject)
     return {
         keys.named(part) or part: RuleState(part, status, of_rule)
         for part, of_rule in sorted(states.items())

@@ -29,8 +29,7 @@ from django_quota.core.rules import Rule
 from django_quota.engine.events import DAY_TTL
 from django_quota.engine.operations import text
 from django_quota.features.usage.operations import TOKEN_FIELD, ReadDays
-from django_quota.limiting.known_rules import known_rules
-from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.known_rules import counting_stores, known_rules
 from django_quota.limiting.starts import KnownStarts, starting_flow
 from django_quota.stores.base import AskedAgain, Store, asked_once
 from django_quota.stores.scanning import batched, scan
@@ -385,9 +384,12 @@ def waiting(days: Iterable[SubjectDay]) -> list[DayCounts]:
 
     Raises `StoreUnavailable`.
     """
-    keys = [(day, key) for day in days for key in (day.key + ASIDE, day.key)]
-    replies = get_limiter().reporting_store.run(ReadDays([key for _, key in keys]), frozen_now())
-    found = [DayCounts.read(day, flat) for (day, _), flat in zip(keys, replies, strict=True)]
+    found = []
+    for each in counting_stores():
+        own = [day._replace(key=each.prefix + day.key.removeprefix(current().prefix)) for day in days]
+        keys = [(day, key) for day in own for key in (day.key + ASIDE, day.key)]
+        replies = each.reporting_store.run(ReadDays([key for _, key in keys]), frozen_now())
+        found += [DayCounts.read(day, flat) for (day, _), flat in zip(keys, replies, strict=True)]
     return [each for each in found if each.counts]
 
 

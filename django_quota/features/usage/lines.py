@@ -15,7 +15,7 @@ from django.db.models.functions import TruncMonth
 
 from django_quota.core.errors import RuleError
 from django_quota.features.usage.days import DAYS_KEPT, check_period, today
-from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.known_rules import counting_stores
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -100,8 +100,9 @@ def move_waiting(until: date) -> None:
     from django_quota.features.usage.rollup import roll_up  # noqa: PLC0415 — it needs the models
 
     if until + timedelta(days=DAYS_KEPT + 1) >= today():
-        for _ in roll_up(get_limiter().store):
-            pass
+        for each in counting_stores():
+            for _ in roll_up(each.store, prefix=each.prefix):
+                pass
 
 
 def _rows(since: date, until: date, by: Literal["day", "month"], rule: str | None) -> QuerySet[DailyCounter, Any]:

@@ -49,16 +49,20 @@ class RollupResult:
 
 
 def roll_up(
-    store: Store, batch: int = DAYS_AT_ONCE, using: str | None = None, stop: threading.Event | None = None
+    store: Store,
+    batch: int = DAYS_AT_ONCE,
+    using: str | None = None,
+    stop: threading.Event | None = None,
+    prefix: str | None = None,
 ) -> Iterator[RollupResult]:
-    """Move all counts of the store, batch by batch; yield what each batch has done.
+    """Move all counts of the store, batch by batch; yield what each batch has done. `prefix`: that of its keys.
 
     A call without an answer is repeated, for some seconds or until `stop` is set. Without an answer then, it raises
     `StoreUnavailable`; in a Cluster, after it has moved the counts of the servers that answer. It also raises Django's
     `DatabaseError`. Batches before the error stay moved.
     """
     walk, patience = Walk(store), Patience(stop)
-    for days in find_days(store, current().prefix, batch, patience):
+    for days in find_days(store, prefix or current().prefix, batch, patience):
         done = RollupResult()
         with walk.part():
             done = move(store, days, using, patience)
@@ -67,12 +71,16 @@ def roll_up(
 
 
 def preview(
-    store: Store, batch: int = DAYS_AT_ONCE, using: str | None = None, stop: threading.Event | None = None
+    store: Store,
+    batch: int = DAYS_AT_ONCE,
+    using: str | None = None,
+    stop: threading.Event | None = None,
+    prefix: str | None = None,
 ) -> Iterator[RollupResult]:
     """Yield what each batch of a roll-up would move, and change nothing. Raises what `roll_up` raises."""
     walk, patience = Walk(store), Patience(stop)
     database = using or router.db_for_write(DailyCounter)
-    for days in find_days(store, current().prefix, batch, patience):
+    for days in find_days(store, prefix or current().prefix, batch, patience):
         done = RollupResult()
         with walk.part():
             done = patience(partial(_counted_now, store, days, database))

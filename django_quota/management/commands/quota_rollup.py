@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -15,7 +16,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from django_quota.core.errors import StoreUnavailable
 from django_quota.features.usage.rollup import DAYS_AT_ONCE, RollupResult, preview, roll_up
-from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_store
+from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_stores
 
 MAX_BATCH = 5_000
 """The largest batch, whose rows stay locked until it is committed."""
@@ -47,7 +48,11 @@ class Command(QuotaCommand):
         walk = preview if is_dry else roll_up
         with progress(self.stderr, "Rolling up", None) as advance:
             try:
-                for moved in walk(shared_store(), options["batch"], options["database"], stop):
+                batches = (
+                    walk(each.store, options["batch"], options["database"], stop, each.prefix)
+                    for each in shared_stores()
+                )
+                for moved in chain.from_iterable(batches):
                     done.add(moved)
                     advance(moved.days)
                     if stop.is_set():

@@ -1,6 +1,7 @@
 """`manage.py quota_sweep`: drop what has expired; see `django_quota.operating.sweep`.
 
 Redis expires keys by itself, so there it drops expired entries of sorted sets. In a database it deletes expired rows.
+If the site counts in both, it sweeps Redis first, and then the database.
 
 You can stop or kill it at any time, and run it as often as you like. The next sweep of Redis continues where this one
 stopped if it runs within an hour and Redis was not restarted.
@@ -19,7 +20,7 @@ from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.clock import DAY
 from django_quota.core.errors import StoreUnavailable
-from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_store
+from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_stores
 from django_quota.operating.sweep import RowReport, Sweeper, SweepReport, sweep_rows
 from django_quota.stores.base import RedisServers, Tables
 from django_quota.stores.database.log import KeptEvents, count_expired
@@ -48,11 +49,11 @@ class Command(QuotaCommand):
             raise CommandError(f"--budget-ms {options['budget_ms']}: use 1 to {MAX_BUDGET_MS:,}, for example 100.")
 
         def once(stop: threading.Event) -> None:
-            store = shared_store()
-            if store.database is not None:
-                self._sweep_rows(store.database, stop, options)
-            else:
-                self._sweep_keys(cast("RedisServers", store.redis), stop, options)
+            for each in shared_stores():
+                if each.store.database is not None:
+                    self._sweep_rows(each.store.database, each.prefix, stop, options)
+                else:
+                    self._sweep_keys(cast("RedisServers", each.store.redis), stop, options)
 
         self.repeat(duration_of("--every", options["every"]), once)
 
@@ -66,7 +67,7 @@ class Command(QuotaCommand):
             missed = quantity(report.missed, "part")
             raise StoreUnavailable(f"{missed} of the Cluster did not answer. The next sweep looks at the missing keys")
 
-    def _sweep_rows(self, store: Tables, stop: threading.Event, options: dict[str, Any]) -> None:
+    def _sweep_rows(self, store: Tables, prefix: str, stop: threading.Event, options: dict[str, Any]) -> None:
         settings, now = current(), clock.now()
         keep = KeptEvents(settings.events, settings.event_days * DAY)
         expired = Patience(stop)(partial(count_expired, store, now, keep))
@@ -74,7 +75,7 @@ class Command(QuotaCommand):
             report = RowReport(expired, is_complete=True)
         else:
             with progress(self.stderr, "Deleting", sum(expired)) as advance:
-                report = sweep_rows(store, current().prefix, now, keep, stop, advance, options["budget_ms"])
+                report = sweep_rows(store, prefix, now, keep, stop, advance, options["budget_ms"])
         states, bans, events = report.rows
         what = f"{quantity(states, 'expired state')}, {quantity(bans, 'ban')} and {quantity(events, 'event')}"
         lines = [f"{'Would delete' if options['dry_run'] else 'Deleted'} {what}."]
