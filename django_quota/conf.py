@@ -8,7 +8,7 @@ at start.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 from asgiref.sync import iscoroutinefunction
@@ -161,13 +161,22 @@ def _read_client_ip_header(ours: QuotaSettings, name: str) -> str:
     return f"HTTP_{name.upper().replace('-', '_')}" if name else ""
 
 
-def _read_response(_: QuotaSettings, given: object) -> object:
-    function = import_function('QUOTA["RESPONSE"]', str(given)) if is_path(given) else given
+def _read_function(setting: str, given: object, takes: str) -> object:
+    """Return the sync function that a setting names; None if it is None. `takes`: its arguments and result."""
+    function = import_function(f'QUOTA["{setting}"]', str(given)) if is_path(given) else given
     is_function = callable(function) and not is_async_callable(function) and not isinstance(function, type)
     if function is None or is_function:
         return function
-    hint = "Use a sync function (request, decision) -> HttpResponse, or its dotted path."
-    raise ConfigurationError(f'QUOTA["RESPONSE"] is {given!r}.', hint)
+    hint = f"Use a sync function {takes}, or its dotted path."
+    raise ConfigurationError(f'QUOTA["{setting}"] is {given!r}.', hint)
+
+
+def _read_response(_: QuotaSettings, given: object) -> object:
+    return _read_function("RESPONSE", given, "(request, decision) -> HttpResponse")
+
+
+def _read_related(_: QuotaSettings, given: object) -> object:
+    return _read_function("RELATED", given, "(user) -> subjects")
 
 
 def _read_login(ours: QuotaSettings, given: object) -> tuple[Rule, ...]:
@@ -309,6 +318,9 @@ class QuotaSettings:
     """A function `(request, decision) -> HttpResponse` that answers a refused request, or its path.
 
     If it is None, or returns None, the default response is sent."""
+
+    related: Setting[Callable[[Any], Iterable[str]] | None] = Setting(None, read=_read_related)
+    """A function that returns the subjects that count for a user besides `user:42`, such as `org:7`, or its path."""
 
     events = _number(10_000, 0, 10_000_000, 10_000)
     """About how many refusals, bans and warnings the event log keeps; 0 turns events off."""

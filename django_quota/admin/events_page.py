@@ -26,6 +26,7 @@ from django_quota.error_texts import error_in_words
 from django_quota.features.events.stream import SEARCHED, Event, EventFilter, Search, event_log, iso
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.lookup import find_subjects
+from django_quota.operating.related import related_subjects
 
 PER_EVENTS_PAGE = 100
 """Events on a page of the list."""
@@ -108,6 +109,8 @@ def _query_of(request: HttpRequest) -> str:
     if who := given.get("find", "").strip():
         found = find_subjects(who, with_users=may_see_users(request))
         asked += [("part" if each.is_guess else "subject", each.subject) for each in found]
+        users = [each.user for each in found if each.user is not None]
+        asked += [("subject", subject) for user in users for subject in related_subjects(user)]
     return urlencode(asked, errors="replace")
 
 

@@ -12,7 +12,6 @@ from django_quota.admin.wording import override_state
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import Override, OverrideTable
 from django_quota.error_texts import error_in_words
-from django_quota.limiting.known_rules import known_keys
 from django_quota.limiting.override_rows import override_of
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import (
@@ -22,7 +21,7 @@ from django_quota.operating.lookup import (
     parse_override_input,
     parse_rule_input,
 )
-from django_quota.subjects.keys import is_given_by
+from django_quota.operating.who_counts import who_counts
 from django_quota.subjects.subject import is_bare, user_subject
 
 if TYPE_CHECKING:
@@ -134,8 +133,9 @@ def preview_of(form: OverrideForm) -> dict[str, Any]:
 def _concerned(override: Override) -> list[str]:
     from django_quota.operating.activity import subjects_seen  # noqa: PLC0415 — as above
 
-    alone, keys = OverrideTable([override]), known_keys().get(override.rule, [])
-    return [each for each in subjects_seen() if alone.of_subject(each) and is_given_by(keys, each)][:MAX_PREVIEWED]
+    alone, counts = OverrideTable([override]), who_counts()
+    seen = [each for each in subjects_seen() if alone.of_subject(each) and counts.can_count(override.rule, each)]
+    return seen[:MAX_PREVIEWED]
 
 
 def _effects(found: dict[str, OverridePreview]) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from django_quota.core import clock
 from django_quota.core.overrides import Override
 from django_quota.core.rules import Rule
 from django_quota.error_texts import text_in_words
-from django_quota.limiting.known_rules import NamedRule, known_keys
+from django_quota.limiting.known_rules import NamedRule
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import UNLIMITED, rules_for
-from django_quota.subjects.keys import is_given_by
+from django_quota.operating.who_counts import who_counts
 
 FACTORS = (2, 5, 10)
 
@@ -51,11 +51,11 @@ def raisings(name: str, subject: str) -> list[Raising]:
     an earlier raise.
     """
     overrides.refresh()
-    keys = known_keys()
+    counts = who_counts()
     return [
         Raising(rule, given if isinstance(given, Rule) else None, _problem(rule, subject, given))
         for rule, given in rules_for(name).items()
-        if is_given_by(keys.get(rule, []), subject)
+        if counts.can_count(rule, subject)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.contrib.admin.models import LogEntry
@@ -26,7 +27,6 @@ from django_quota.core import clock
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import ALL_RULES
 from django_quota.error_texts import error_in_words
-from django_quota.limiting.known_rules import known_keys
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride, Subject
@@ -37,13 +37,14 @@ from django_quota.operating.inspection import (
     load_snapshot,
     longer_subjects,
     recent_refusals,
+    used_rules,
 )
 from django_quota.operating.lookup import (
     login_names,
     subject_hint,
     user_of,
 )
-from django_quota.subjects.keys import is_given_by
+from django_quota.operating.related import related_subjects
 from django_quota.subjects.subject import is_bare, named_subject
 
 OVERRIDES_SHOWN = 100
@@ -87,9 +88,10 @@ class SubjectPages(ReadOnlyAdmin):
         sees_users = may_see_users(request)
         user = user_of(subject) if sees_users else None
         own = login_names([user]) if user is not None and limits_logins() else {}
-        page = build_page(subject, own)
+        related, related_trouble = _related_to(user)
+        page = build_page(subject, own, related)
         users = (event.user for event in page["refused"])
-        names = names_among(request, [subject, *users, *(longer for longer, _ in page["longer"])])
+        names = names_among(request, [subject, *related, *users, *(longer for longer, _ in page["longer"])])
         words = subject_in_words(subject, names)
         hint = "" if page["is_met"] else subject_hint(subject, with_users=sees_users)
         allowed = {
@@ -107,6 +109,8 @@ class SubjectPages(ReadOnlyAdmin):
             user_found=user,
             user_opts=user and user._meta,
             failed_logins=next(reversed(own), ""),
+            related_trouble=related_trouble,
+            events_query=urlencode([("subject", each) for each in (subject, *related)], errors="replace"),
             hint=hint,
             is_nobody=bool(hint) and is_bare(subject),
             has_others=bool(page["longer"] or (subject.startswith("user:") and limits_logins())),
@@ -160,54 +164,86 @@ class SubjectPages(ReadOnlyAdmin):
         return not form.errors
 
 
-def build_page(subject: str, other_names: Collection[str] = ()) -> dict[str, Any]:
-    """Return the context of a subject's page; `other_names`: see `longer_subjects`.
+def build_page(subject: str, other_names: Collection[str] = (), related: Collection[str] = ()) -> dict[str, Any]:
+    """Return the context of a subject's page.
 
+    `other_names`: see `longer_subjects`. `related`: the subjects that count for the same user; see `related_subjects`.
     If the store does not answer, `trouble` says why, and what only the store knows is missing.
     """
     try:
-        snapshot, refused, trouble = load_snapshot(subject), recent_refusals(subject), ""
-        longer = longer_subjects(subject, other_names)
-        _drop_others(snapshot)
+        found = list(map(load_snapshot, related))
+        snapshot = load_snapshot(subject, known=used_rules(found))
+        refused, trouble, longer = recent_refusals(subject), "", longer_subjects(subject, other_names)
+        others = [_view_of(each, _rows_of(each)) for each in found]
     except QuotaError as error:
         overrides.refresh()
         snapshot = SubjectSnapshot(subject, clock.now(), table=overrides.table)
-        refused, longer, trouble = [], (), error_in_words(error)
-    order = {override.pk: number for number, override in enumerate(snapshot.overrides)}
-    database = QuotaOverride.objects.using(write_database())
-    rows = list(database.filter(Q(subject=subject) | Q(pk__in=order))[:OVERRIDES_SHOWN])
-    rows.sort(key=lambda row: order.get(row.pk, len(order)))  # those that have ended last
+        refused, longer, trouble, others = [], (), error_in_words(error), []
+    rows = _rows_of(snapshot)
     of_all, by_pk = snapshot.override_of(ALL_RULES), {row.pk: row for row in rows}
-    rules = []
-    for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
-        override = snapshot.override_of(name)
-        rules.append((name, list(limits), by_pk.get(override.pk) if override and override.rule == name else None))
-    used = [rule for rule in rules if any(limit.used or limit.why for limit in rule[1])]
-    answers = list(_answers(snapshot, {name: limits for name, limits, _ in rules}))
+    view = _view_of(snapshot, rows)
+    counts = any(each["used"] or each["unused"] for each in (view, *others))
     return {
-        "subject": subject,
-        "snapshot": snapshot,
+        **view,
         "trouble": trouble,
-        "answers": answers,
-        "refusing": [limit for limit in snapshot.limits if limit.refuses],
-        "is_refused": bool(answers) or any(refusal for _, refusal in longer),
+        "is_refused": any(each["answers"] for each in (view, *others)) or any(refusal for _, refusal in longer),
+        "may_be_refused": any(each["refusing"] for each in (view, *others)),
+        "is_counted": counts or bool(snapshot.unread),
+        "is_clear": counts,
+        "related": others,
         "longer": [(each, refusal and _refused(snapshot.now, refusal)) for each, refusal in longer],
-        "used": used,
-        "unused": [rule for rule in rules if rule not in used],
         "for_all": by_pk.get(of_all.pk) if of_all else None,
         "overrides": list(_overrides(snapshot, rows)),
         "refused": refused,
         "days": [(day, snapshot.days[day]) for day in sorted(snapshot.days, reverse=True)],
         "entries": _log_entries(subject, rows),
-        "is_met": any((used, refused, rows, snapshot.bans, snapshot.leases, snapshot.credits, snapshot.days, longer)),
+        "is_met": any(
+            (
+                view["used"],
+                refused,
+                rows,
+                snapshot.bans,
+                snapshot.leases,
+                snapshot.credits,
+                snapshot.days,
+                longer,
+                others,
+            )
+        ),
     }
 
 
-def _drop_others(snapshot: SubjectSnapshot) -> None:
-    """Drop the rules that can never concern the subject, unless they have counted something."""
-    is_given = {name: is_given_by(parts, snapshot.subject) for name, parts in known_keys().items()}
-    snapshot.limits = [limit for limit in snapshot.limits if limit.used or is_given.get(limit.rule, True)]
-    snapshot.unread = {name: why for name, why in snapshot.unread.items() if is_given.get(name, True)}
+def _rows_of(snapshot: SubjectSnapshot) -> list[QuotaOverride]:
+    """Return the rows of the overrides of the subject, the most specific first; those that have ended come last."""
+    order = {override.pk: number for number, override in enumerate(snapshot.overrides)}
+    database = QuotaOverride.objects.using(write_database())
+    rows = list(database.filter(Q(subject=snapshot.subject) | Q(pk__in=order))[:OVERRIDES_SHOWN])
+    return sorted(rows, key=lambda row: order.get(row.pk, len(order)))
+
+
+def _view_of(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride]) -> dict[str, Any]:
+    """Return the limits of a subject, by rule, and what refuses it: the part of the page that related subjects have."""
+    by_pk, rules = {row.pk: row for row in rows}, []
+    for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
+        override = snapshot.override_of(name)
+        rules.append((name, list(limits), by_pk.get(override.pk) if override and override.rule == name else None))
+    used = [rule for rule in rules if any(limit.used or limit.why for limit in rule[1])]
+    return {
+        "subject": snapshot.subject,
+        "snapshot": snapshot,
+        "answers": list(_answers(snapshot, {name: limits for name, limits, _ in rules})),
+        "refusing": [limit for limit in snapshot.limits if limit.refuses],
+        "used": used,
+        "unused": [rule for rule in rules if rule not in used],
+    }
+
+
+def _related_to(user: Any) -> tuple[list[str], str]:
+    """Return the subjects that `RELATED` has for a user, and why it has none if it fails."""
+    try:
+        return (related_subjects(user) if user is not None else []), ""
+    except QuotaError as error:
+        return [], error_in_words(error)
 
 
 def _refused(now: int, refusal: Any) -> str:

@@ -54,6 +54,7 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.starts import KnownStarts, starting_flow
 from django_quota.operating.activity import highest, subjects_seen
 from django_quota.operating.health import is_full, refused_change
+from django_quota.operating.who_counts import WhoCounts, who_counts
 from django_quota.subjects.keys import is_given_by
 from django_quota.subjects.subject import parts_of
 
@@ -166,6 +167,9 @@ class SubjectSnapshot:
     """By rule, why its limits could not be read."""
     counted: list[str] = field(default_factory=list)
     """The rules in `unread` that have counted something. Only a scan finds them."""
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    """By rule that can never count the subject, what it counts by, as a sentence. It has neither limits nor a reason
+    in `unread`."""
     refuses: str = ""
     """The store's error while it refuses writes, so that nothing is counted; else empty."""
 
@@ -182,8 +186,12 @@ class SubjectSnapshot:
 # --- reading a subject ------------------------------------------------------------------------------------------------
 
 
-def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: bool = False) -> SubjectSnapshot:
+def load_snapshot(
+    subject: str, names: Collection[str] | None = None, *, scan: bool = False, known: Iterable[tuple[str, str]] = ()
+) -> SubjectSnapshot:
     """Read all that is known of a subject, for these rules, or for all that can be found.
+
+    `known`: rules and subjects that these have counted, which helps to say which rules can never count this one.
 
     Without `scan` it takes six round trips, and one more for each further hundred rules, for each tier that the
     subject may have, to look up tiers, and for rules that only the subject's own keys name. With `scan` it reads the
@@ -216,7 +224,25 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
     snapshot.credits = [] if names is not None else credits_of(subject, counters)
     _read_limits(snapshot, rules)
     snapshot.counted = [name for name in snapshot.unread if name in counted]
+    counted |= {limit.rule for limit in snapshot.limits if limit.used}
+    _drop_elsewhere(snapshot, rules, who_counts([*known, *((rule, subject) for rule in counted)]))
     return snapshot
+
+
+def used_rules(snapshots: Iterable[SubjectSnapshot]) -> list[tuple[str, str]]:
+    """Return the rules that have counted these subjects, each with the subject."""
+    return [(limit.rule, each.subject) for each in snapshots for limit in each.limits if limit.used]
+
+
+def _drop_elsewhere(snapshot: SubjectSnapshot, rules: Iterable[str], counts: WhoCounts) -> None:
+    """Move the rules that can never count the subject to `elsewhere`, unless something of it is counted."""
+    used = {limit.rule for limit in snapshot.limits if limit.used}
+    names = [name for name in rules if name not in used and not counts.can_count(name, snapshot.subject)]
+    snapshot.elsewhere = {name: counts.in_words(name) for name in names}
+    snapshot.limits = [limit for limit in snapshot.limits if limit.rule not in snapshot.elsewhere]
+    for name in names:
+        for place in [each for each in snapshot.unread if each == name or each.startswith(f"{name} (")]:
+            del snapshot.unread[place]
 
 
 def _of_rate(name: str, known: Iterable[str]) -> Rule:
@@ -468,6 +494,9 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
     Nothing is saved. Raises `RuleError` for a string that cannot be a subject, `StoreUnavailable`.
     """
     rules = rules_for(override.rule)
+    if override.rule == ALL_RULES:
+        counts = who_counts()
+        rules = {name: given for name, given in rules.items() if counts.can_count(name, subject)}
     snapshot = _snapshot_of(subject, read_contents(subject), rules)
     _read_limits(snapshot, rules)
     table = OverrideTable([*snapshot.overrides, override])

@@ -25,10 +25,11 @@ from django_quota.conf import rule_of
 from django_quota.core.errors import RuleError, nearest
 from django_quota.core.keys import is_digest
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
-from django_quota.core.rules import dotted_path, is_valid_name
-from django_quota.limiting.known_rules import known_keys, known_rules
+from django_quota.core.rules import is_valid_name
+from django_quota.limiting.known_rules import known_rules
+from django_quota.operating.related import related_subjects
+from django_quota.operating.who_counts import who_counts
 from django_quota.subjects.addresses import address_of, is_address, is_network, own_prefixes
-from django_quota.subjects.keys import is_given_by
 from django_quota.subjects.subject import (
     LOGIN,
     escape_value,
@@ -144,12 +145,13 @@ def find_subjects(text: str, *, with_users: bool) -> list[SubjectMatch]:
 def subjects_meant(text: str) -> set[str]:
     """Return the subjects that a string may mean: of the users with this key, name or e-mail address, or as written.
 
-    Raises `RuleError` for a string that cannot be a subject.
+    What `RELATED` says of these users is among them. Raises `RuleError` for a string that cannot be a subject.
     """
     text = text.strip()
     if is_address(text) or not is_bare(text):
         return {parse_subject_input(text)}
-    found = {user_subject(user) for user in find_users(text)}
+    users = find_users(text)
+    found = {user_subject(user) for user in users}.union(*map(related_subjects, users))
     return found | {login_subject(text), named_subject(text)}
 
 
@@ -214,17 +216,17 @@ def override_problems(rule: str, subject: str, *, with_users: bool = True) -> li
     `subject` is as `override_subject` returns it. `with_users`: whether to look for users; turn it off for people who
     may not see users.
     """
-    keys, problems = known_keys().get(rule, []), []
+    counts, problems = who_counts(), []
     if not is_group(subject):
         problems.append(subject_hint(subject, with_users=with_users))
     if not _is_rate(rule):
         problems.append(rule_hint(rule))
-    if not is_given_by(keys, subject):
-        key = "+".join(key if isinstance(key, str) else dotted_path(key) for key in keys)
-        words = {"subject": subject, "rule": rule, "meant": key}
+    if not counts.can_count(rule, subject):
+        words = {"subject": subject, "rule": rule, "meant": counts.key_of(rule)}
         problems.append(
             _('No request has the subject "%(subject)s" under the rule "%(rule)s", which limits "%(meant)s".') % words
         )
+        problems.append(counts.look_of(rule))
     return [problem for problem in problems if problem]
 
 

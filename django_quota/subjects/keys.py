@@ -279,36 +279,53 @@ def _head(kind: str, name: str) -> str:
 # --- which subjects a key makes ---------------------------------------------------------------------------------------
 
 
-def is_given_by(keys: Collection[object], subject: str) -> bool:
+def is_given_by(keys: Collection[object], subject: str, known: Collection[str] = ()) -> bool:
     """Return whether a key with these parts can make a subject, or one of a kind such as `user:*`.
 
-    True if no parts are known, and for `EVERYBODY`.
+    `known`: subjects that the key has made. A function may return a subject of any kind, but one that has made `org:7`
+    is taken to make no `user:42` until it does. True if no parts are known, and for `EVERYBODY`.
     """
-    parts = parts_of(subject)
-    return not keys or subject == EVERYBODY or (len(keys) == len(parts) and all(map(_makes, keys, parts)))
-
-
-def _makes(key: object, part: str) -> bool:
-    """Return whether a key can make a part of a subject. A request that lacks the part counts by its address."""
-    if _is_function(key) and "." not in part.partition(":")[0]:  # it may return a Subject of any kind
+    if not keys or subject == EVERYBODY:
         return True
-    return _is_own(key, part) or (key not in ("path", GLOBAL) and part.startswith(_FALLBACKS))
+    parts = parts_of(subject)
+    if len(keys) != len(parts):
+        return False
+    made = [each for each in map(parts_of, known) if len(each) == len(keys)]
+    return all(
+        _makes(key, part, {_kind(each[place]) for each in made} - _FALLBACKS)
+        for place, (key, part) in enumerate(zip(keys, parts, strict=True))
+    )
 
 
-def _is_function(key: object) -> bool:
+def _makes(key: object, part: str, made: Collection[str]) -> bool:
+    """Return whether a key can make a part of a subject. A request that lacks the part counts by its address.
+
+    `made`: the kinds of subjects that the key has made, without those of a fallback.
+    """
+    kind = _kind(part)
+    if kind in _FALLBACKS and key not in ("path", GLOBAL):
+        return True
+    if is_function(key):
+        return kind in made if made else "." not in kind or kind.startswith("key.")
+    return _is_own(str(key), kind)
+
+
+def _kind(part: str) -> str:
+    return part.partition(":")[0]
+
+
+def is_function(key: object) -> bool:
+    """Return whether a part of a key is a function, or the path of one."""
     return not isinstance(key, str) or (":" not in key and "." in key)
 
 
-_FALLBACKS = ("ip:", "network:", "throttle:", "ratelimit:")
+_FALLBACKS = frozenset(("ip", "network", "throttle", "ratelimit"))
 """The kinds of subjects that any key may make: an address, and those that throttles make from their own keys."""
 
 
-def _is_own(key: object, part: str) -> bool:
-    """Return whether a part of a subject is of the kind of a key, not of a fallback."""
-    kind = part.partition(":")[0]
-    if not isinstance(key, str) or _is_function(key):
-        return kind == "user" or kind.startswith("key.")
+def _is_own(key: str, kind: str) -> bool:
+    """Return whether a kind is that of a key, not of a fallback."""
     if key in ("user", "user_or_ip"):
-        return kind in ("user", "ip")
+        return kind == "user"
     of_key, _colon, name = key.partition(":")
     return kind == (f"{of_key}.{name.strip().lower() if of_key == 'header' else name.strip()}" if name else key)

@@ -184,8 +184,12 @@ class TestPage:
         assert words in page(superuser())
 
     @pytest.mark.usefixtures("overrides_with_a_ban")
-    def test_a_rule_that_never_limits_a_user_is_left_out(self) -> None:
-        assert "signup" not in page(superuser())
+    def test_a_rule_that_never_limits_a_user_has_a_line_that_says_what_it_counts_by(self) -> None:
+        assert "<li>signup counts by ip.</li>" in page(superuser())
+
+    @pytest.mark.usefixtures("overrides_with_a_ban")
+    def test_a_rule_that_never_limits_a_user_has_no_buttons(self) -> None:
+        assert 'value="signup"' not in page(superuser())
 
     @pytest.mark.usefixtures("overrides_with_a_ban")
     def test_overrides_of_the_subject_can_be_cleared(self) -> None:

@@ -209,7 +209,10 @@ class TestWhatElseIsKnown:
     def test_json_has_unused_limits_too(self) -> None:
         limits = run("quota_status", USER, "--json")["limits"]
 
-        assert {limit["rule"] for limit in limits} == {"search", "banning", "viewed"}
+        assert {limit["rule"] for limit in limits} == {"search", "banning"}
+
+    def test_json_says_which_rules_count_others(self) -> None:
+        assert run("quota_status", USER, "--json")["elsewhere"] == {"viewed": "viewed counts by ip."}
 
     def test_json_has_the_refusals_of_this_subject_alone(self) -> None:
         refused = run("quota_status", USER, "--json")["refused"]

@@ -7,7 +7,7 @@ The decision script counts into one hash for each subject and day, in the store.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -338,6 +338,14 @@ def last_tiers(rules: Iterable[object], subject: Any) -> dict[str, str]:
     found += [each for day in counted for each in day.tiers.items()]
     found.sort(key=lambda each: each[0].day)  # stable: of one day, the store's tier is newer, and stays after the row's
     return {place.rule: tier for place, tier in found}
+
+
+def subjects_of_rules(rules: Collection[str], most: int) -> list[tuple[str, str]]:
+    """Return the rule and the subject of the newest rows of these rules; empty if the database does not answer."""
+    if not rules:
+        return []
+    rows = _saved().filter(rule__in=rules).order_by("-day")[:most]
+    return [(row.rule, row.subject) for row in _readable(rows)]
 
 
 def moved(days: Sequence[SubjectDay]) -> list[DailyCounter]:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
-from django_quota.conf import limits_logins
+from django_quota.conf import current, limits_logins
 from django_quota.core.clock import SECOND, in_words, microseconds_of
-from django_quota.core.errors import StoreUnavailable
+from django_quota.core.errors import RuleError, StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override
 from django_quota.features.events.stream import Event, iso
 from django_quota.features.usage.days import Count
@@ -31,12 +31,39 @@ from django_quota.operating.inspection import (
     load_snapshot,
     longer_subjects,
     recent_refusals,
+    used_rules,
 )
 from django_quota.operating.lookup import find_users, login_names, parse_rule_input, parse_subject_input, user_of
+from django_quota.operating.related import related_subjects
 from django_quota.subjects.addresses import is_address
 from django_quota.subjects.subject import is_bare, parts_of, user_subject
 
 T = TypeVar("T")
+
+
+class Reading(NamedTuple):
+    """What was read of a subject."""
+
+    snapshot: SubjectSnapshot
+    overrides: list[Override]
+    """Those of the rules that were asked for."""
+    refused: list[Event]
+    related: list[Reading]
+    """What was read of the subjects that count for the same user."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is known of the subject itself."""
+        return bool(self.refused) or _is_used(self.snapshot)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**snapshot_as_json(self.snapshot), "refused": [event.as_json() for event in self.refused]}
+
+
+def _reading(snapshot: SubjectSnapshot, names: Collection[str] | None, related: Sequence[Reading] = ()) -> Reading:
+    refused = [event for event in recent_refusals(snapshot.subject) if not names or event.rule in names]
+    shown = [each for each in snapshot.overrides if not names or each.rule in (*names, ALL_RULES)]
+    return Reading(snapshot, shown, refused, list(related))
 
 
 class Command(QuotaCommand):
@@ -45,44 +72,61 @@ class Command(QuotaCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("subject", help=f"a user name, or {SUBJECT_HELP}")
         parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; you may repeat it")
-        parser.add_argument("--all", action="store_true", help="also unused limits, and rules that cannot be read")
+        parser.add_argument(
+            "--all", action="store_true", help="also unused limits, and rules that cannot be read or count others"
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON object, with times in seconds")
 
     def handle(self, *_: Any, **options: Any) -> None:
         shared_store()
         names = options["rule"] and list(map(parse_rule_input, options["rule"]))
-        subject, snapshot, refused = self._read(parse_subject_input(options["subject"]), names)
-        if not (refused or _is_used(snapshot)) and (meant := _user_meant(options["subject"])):
+        found = self._read(parse_subject_input(options["subject"]), names)
+        if not found.is_used and (meant := _user_meant(options["subject"])):
             self.note(f"Note: {options['subject']!r} is taken for {meant!r}.")
-            subject, snapshot, refused = self._read(meant, names)
+            found = self._read(meant, names)
+        subject, snapshot = found.snapshot.subject, found.snapshot
         user = _without_users(partial(user_of, subject))
         own = login_names([user]) if user is not None and limits_logins() else {}
         longer = longer_subjects(subject, own)
         together = {each.subject: each.refusal and each.refusal.rule for each in longer}
-        self.note_subject(options["subject"], subject, is_used=bool(refused) or _is_used(snapshot))
+        self.note_subject(options["subject"], subject, is_used=found.is_used)
         self.note(nothing_is_limited())
         if snapshot.refuses:
             self.note(f"Note: Redis takes no changes, so nothing is counted. It says: {snapshot.refuses}")
         if overrides.problem:
             self.note(f"Note: The overrides could not be read: {overrides.problem.rstrip('.')}.")
-        shown = [each for each in snapshot.overrides if not names or each.rule in (*names, ALL_RULES)]
+        with_unused = bool(options["all"] or names)
         lines = [subject if user is None else f"{subject} ({user.get_username()})"]
-        lines += [f"  {line}" for line in (*_headlines(snapshot, shown), *_locked(longer, own))]
-        lines += _lines(snapshot, shown, refused, with_unused=bool(options["all"] or names))
+        lines += [f"  {line}" for line in (*_headlines(found), *_locked(longer, own))]
+        lines += [f"  {line}, as {each.snapshot.subject}" for each in found.related for line in _headlines(each)]
+        lines += _lines(found, with_unused=with_unused)
         for whole, rule in together.items():
             if not (rule and own.keys() & set(parts_of(whole))):  # a headline says it
                 lines.append(f"  together  {whole} {f'is refused by {rule}' if rule else 'is not refused now'}")
-        value = {**snapshot_as_json(snapshot), "refused": [event.as_json() for event in refused], "longer": together}
+        for each in found.related:
+            lines += [f"{each.snapshot.subject} (counts for {subject})", *_lines(each, with_unused=with_unused)]
+        related = [each.as_json() for each in found.related]
+        value = {**found.as_json(), "longer": together, "related": related}
         self.print_result(options, value, lines, is_asked=True)
 
-    def _read(self, subject: str, names: Collection[str] | None) -> tuple[str, SubjectSnapshot, Sequence[Event]]:
-        """Return a subject with what is known of it, for these rules or all, and its recent refusals."""
+    def _read(self, subject: str, names: Collection[str] | None) -> Reading:
+        """Read a subject and those that count for the same user, for these rules or for all."""
         try:
-            snapshot = load_snapshot(subject, names, scan=True)
+            related = [_reading(load_snapshot(each, names), names) for each in self._related_to(subject)]
+            known = used_rules(each.snapshot for each in related)
+            return _reading(load_snapshot(subject, names, scan=True, known=known), names, related)
         except StoreUnavailable as error:
             self.note(nothing_is_limited(error))
             raise
-        return subject, snapshot, [event for event in recent_refusals(subject) if not names or event.rule in names]
+
+    def _related_to(self, subject: str) -> list[str]:
+        """Return the subjects that `RELATED` has for the user of a subject. If it fails, print why."""
+        user = None if current().related is None else _without_users(partial(user_of, subject))
+        try:
+            return [] if user is None else related_subjects(user)
+        except RuleError as error:
+            self.note(f"Note: {error}")
+            return []
 
 
 def snapshot_as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
@@ -109,6 +153,7 @@ def snapshot_as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
             str(day): {rule: count._asdict() for rule, count in rules.items()} for day, rules in snapshot.days.items()
         },
         "unread": snapshot.unread,
+        "elsewhere": snapshot.elsewhere,
         "refuses": snapshot.refuses or None,
         "overrides_problem": overrides.problem or None,
     }
@@ -135,11 +180,12 @@ def _without_users(look: Callable[[], T]) -> T | None:
         return None
 
 
-def _headlines(snapshot: SubjectSnapshot, shown: Iterable[Override]) -> Iterator[str]:
+def _headlines(reading: Reading) -> Iterator[str]:
     """Yield what decides the next hit whatever is used, and what refuses it."""
+    snapshot = reading.snapshot
     names = {ALL_RULES, *snapshot.unread, *(limit.rule for limit in snapshot.limits)}
     deciding = {found.pk for name in names if (found := snapshot.override_of(name)) is not None}
-    held = [each for each in shown if each.pk in deciding and each.mode in ("blocked", "exempt")]
+    held = [each for each in reading.overrides if each.pk in deciding and each.mode in ("blocked", "exempt")]
     notes = _notes(held)
     for each in held:
         rule = "" if each.rule == ALL_RULES else f" {'from' if each.mode == 'exempt' else 'under'} {each.rule}"
@@ -190,11 +236,10 @@ def _is_used(snapshot: SubjectSnapshot) -> bool:
     return has_used_limits or any((snapshot.counted, own, snapshot.leases, snapshot.credits, snapshot.days))
 
 
-def _lines(
-    snapshot: SubjectSnapshot, shown: Iterable[Override], refused: Sequence[Event], *, with_unused: bool
-) -> Iterator[str]:
+def _lines(found: Reading, *, with_unused: bool) -> Iterator[str]:
+    snapshot = found.snapshot
     yield from _limit_lines(snapshot, with_unused=with_unused)
-    for override in shown:
+    for override in found.overrides:
         yield f"  override  {_override(override, snapshot.subject)}"
     for ban in snapshot.bans:
         yield f"  ban       from {ban.rule}, for another {in_words(ban.ends_in * SECOND)}"
@@ -206,7 +251,7 @@ def _lines(
         for grant in credit.grants:
             until = second_of(microseconds_of(grant.expires))
             yield f"            {grant.left:,} of {grant.granted:,} until {until}, {grant.id or 'of an unknown grant'}"
-    for event in refused:
+    for event in found.refused:
         until = f", until {second_of(event.until)}" if event.until else ""
         rule = event.rule or "a rule with a very long name"
         yield f"  {event.kind:<9} {second_of(event.at)}{until}, by {rule} (limit {event.capacity})"
@@ -215,6 +260,8 @@ def _lines(
     for name, why in snapshot.unread.items() if with_unused else ():
         if name not in snapshot.counted:
             yield f"  not read  {name}: {why}"
+    for words in snapshot.elsewhere.values() if with_unused else ():
+        yield f"  others    {words}"
 
 
 def _limit_lines(snapshot: SubjectSnapshot, *, with_unused: bool) -> Iterator[str]:
@@ -229,10 +276,12 @@ def _limit_lines(snapshot: SubjectSnapshot, *, with_unused: bool) -> Iterator[st
         yield f"    from {limit.source}"
     for name in snapshot.counted:
         yield f"  {name}: something is counted, but {snapshot.unread[name]}"
-    if not shown and not snapshot.counted:
+    if not (snapshot.limits or snapshot.unread):
+        yield "  No rule counts this subject."
+    elif not shown and not snapshot.counted:
         yield "  Nothing is used."
     if not with_unused:
-        yield "  --all also shows unused limits, and rules that cannot be read"
+        yield "  --all also shows unused limits, and rules that cannot be read or count others"
 
 
 def _is_affected(limit: LimitStatus, snapshot: SubjectSnapshot) -> bool:
