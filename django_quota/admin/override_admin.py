@@ -35,7 +35,7 @@ from django_quota.core.overrides import ALL_RULES
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.models import QuotaOverride
-from django_quota.operating.lookup import is_group, parse_override_input
+from django_quota.operating.lookup import has_page, parse_override_input
 from django_quota.subjects.addresses import is_address
 
 MAX_SEARCH_LENGTH = 200
@@ -129,11 +129,10 @@ class QuotaOverrideAdmin(PageAdmin):
     def state(self, row: QuotaOverride) -> SafeString:
         """Return the state with a link to the subject's page, and from when until when the override is in force."""
         state = STATES[override_state(row)]
-        # Groups have no page.
         url = (
-            ""
-            if is_group(row.subject)
-            else admin_url(self.admin_site.name, "django_quota_subject_changelist", subject=row.subject)
+            admin_url(self.admin_site.name, "django_quota_subject_changelist", subject=row.subject)
+            if has_page(row.subject)
+            else ""
         )
         if url:
             link = '<a href="{}">{}<span class="quota-hidden">: {}</span></a>'

@@ -44,7 +44,7 @@ from django_quota.operating.lookup import (
     subject_hint,
     user_of,
 )
-from django_quota.operating.related import related_subjects
+from django_quota.operating.related import networks_around, related_subjects
 from django_quota.subjects.subject import is_bare, named_subject
 
 OVERRIDES_SHOWN = 100
@@ -88,7 +88,7 @@ class SubjectPages(ReadOnlyAdmin):
         sees_users = may_see_users(request)
         user = user_of(subject) if sees_users else None
         own = login_names([user]) if user is not None and limits_logins() else {}
-        related, related_trouble = _related_to(user)
+        related, related_trouble = _related_to(subject, user)
         page = build_page(subject, own, related)
         users = (event.user for event in page["refused"])
         names = names_among(request, [subject, *related, *users, *(longer for longer, _ in page["longer"])])
@@ -167,7 +167,7 @@ class SubjectPages(ReadOnlyAdmin):
 def build_page(subject: str, other_names: Collection[str] = (), related: Collection[str] = ()) -> dict[str, Any]:
     """Return the context of a subject's page.
 
-    `other_names`: see `longer_subjects`. `related`: the subjects that count for the same user; see `related_subjects`.
+    `other_names`: see `longer_subjects`. `related`: subjects that count beside it; see `_related_to`.
     If the store does not answer, `trouble` says why, and what only the store knows is missing.
     """
     try:
@@ -238,10 +238,10 @@ def _view_of(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride]) -> dict[s
     }
 
 
-def _related_to(user: Any) -> tuple[list[str], str]:
-    """Return the subjects that `RELATED` has for a user, and why it has none if it fails."""
+def _related_to(subject: str, user: Any) -> tuple[list[str], str]:
+    """Return the networks of an address, and what `RELATED` has for a user, or why it fails."""
     try:
-        return (related_subjects(user) if user is not None else []), ""
+        return networks_around(subject) + (related_subjects(user) if user is not None else []), ""
     except QuotaError as error:
         return [], error_in_words(error)
 

@@ -47,6 +47,7 @@ from django_quota.http.view_lookup import (
     view_checks,
 )
 from django_quota.limiting.known_rules import url_patterns
+from django_quota.subjects.addresses import prefixes_of
 from django_quota.subjects.keys import check_keys
 from django_quota.subjects.subject import GLOBAL
 
@@ -549,6 +550,7 @@ def _covers(view: str, other: Rule, rule: Rule, endpoint: Endpoint) -> bool:
     `view`: the path of the view that it is on; empty for a rule with a `match`.
     """
     by_address = other.key in ("ip", "user", "user_or_ip", GLOBAL)  # guests have no user, so their address counts
+    by_address = by_address or prefixes_of(other.key) is not None
     refuses = bool(other.rates) and other.block and not other.shadow
     has_methods = other.methods is None or (rule.methods is not None and rule.methods <= other.methods)
     is_there = bool(view) or other.match == rule.match or cast("Match", other.match).matches(endpoint, unknown=False)

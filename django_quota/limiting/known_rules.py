@@ -24,6 +24,7 @@ from django_quota.core.rules import Rule, parts_of_key
 from django_quota.limiting.limiter import CountingStore
 from django_quota.limiting.registry import get_limiter
 from django_quota.runtime import runtime
+from django_quota.subjects.addresses import own_prefixes, prefixes_of
 
 NamedRule = Rule | str | list[Rule]
 """What a name stands for: a rule, a string that says why none can be read, or the rules that a rate may mean."""
@@ -157,6 +158,16 @@ def known_keys() -> dict[str, list[object]]:
         for name, rule in known_rules().items()
         if isinstance(rule, Rule) and (name in of_requests or rule.match)
     }
+
+
+def known_sizes() -> set[tuple[int, int]]:
+    """Return by which networks clients count, by the settings and the known rules: each the version of IP and bits."""
+    own = own_prefixes()
+    found = [
+        prefixes_of(key) for rule in known_rules().values() if isinstance(rule, Rule) for _, key in parts_of_key(rule)
+    ]
+    fours, sixes = zip(own, *filter(None, found), strict=True)
+    return {(4, four) for four in fours} | {(6, six) for six in sixes if six is not None}
 
 
 def known_slots() -> list[str]:

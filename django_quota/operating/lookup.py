@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -25,8 +25,9 @@ from django_quota.conf import rule_of
 from django_quota.core.errors import RuleError, nearest
 from django_quota.core.keys import is_digest
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
+from django_quota.core.rule_options import network_of
 from django_quota.core.rules import is_valid_name
-from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.known_rules import known_rules, known_sizes
 from django_quota.operating.related import related_subjects
 from django_quota.operating.who_counts import who_counts
 from django_quota.subjects.addresses import address_of, is_address, is_network, own_prefixes
@@ -186,17 +187,38 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
 
 
 def network_hint(text: str) -> str:
-    """Return why a network is not a subject; empty for other strings, and for networks that addresses count by."""
-    bare, (ipv4, ipv6) = text.removeprefix("ip:"), own_prefixes()
+    """Return why a network is not a subject; empty for other strings, and for networks that clients count by."""
+    bare = text.removeprefix("ip:")
     if not is_network(bare) or "+" in text:
         return ""
-    with suppress(RuleError):
-        if bare.endswith(f"/{ipv6 if ':' in bare else ipv4}") and named_subject(f"ip:{bare}"):
+    with suppress(ValueError):
+        network = network_of(bare, strict=False)
+        if (network.version, network.prefixlen) in known_sizes():
             return ""
     return _(
         'No request has the subject "%(subject)s": it is a network. Use one address. IPv6 addresses '
         "count by their /%(bits)d."
-    ) % {"subject": text, "bits": ipv6}  # fmt: skip
+    ) % {"subject": text, "bits": own_prefixes()[1]}  # fmt: skip
+
+
+def smaller_hint(text: str, sizes: Collection[tuple[int, int]]) -> str:
+    """Return that a network is smaller than those that clients count by; empty for other strings.
+
+    `sizes`: see `known_sizes`.
+    """
+    try:
+        network = network_of(text.removeprefix("ip:"), strict=False)
+    except ValueError:
+        return ""
+    bits = max(bits for version, bits in sizes if version == network.version)
+    if network.prefixlen <= bits:
+        return ""
+    words = {"text": repr(text), "own": bits, "network": network.supernet(new_prefix=bits)}
+    texts = (
+        _("%(text)s is smaller than a /%(own)d, and all addresses of a /%(own)d count as one client."),
+        _("Use 'ip:%(network)s'."),
+    )
+    return " ".join(each % words for each in texts)
 
 
 def rule_hint(rule: str) -> str:
@@ -217,11 +239,13 @@ def override_problems(rule: str, subject: str, *, with_users: bool = True) -> li
     may not see users.
     """
     counts, problems = who_counts(), []
-    if not is_group(subject):
+    if is_group(subject):
+        problems.append(smaller_hint(subject, known_sizes()))
+    else:
         problems.append(subject_hint(subject, with_users=with_users))
     if not _is_rate(rule):
         problems.append(rule_hint(rule))
-    if not counts.can_count(rule, subject):
+    if not counts.can_count(rule, subject, is_group=is_group(subject)):
         words = {"subject": subject, "rule": rule, "meant": counts.key_of(rule)}
         problems.append(
             _('No request has the subject "%(subject)s" under the rule "%(rule)s", which limits "%(meant)s".') % words
@@ -242,6 +266,11 @@ def is_group(subject: str) -> bool:
     """Return whether the subject of an override stands for several: everybody, a kind, or a network."""
     is_of_addresses = subject.startswith("ip:") and "/" in subject and "+" not in subject
     return subject == EVERYBODY or subject.endswith(":*") or (is_of_addresses and address_of(subject) is None)
+
+
+def has_page(subject: str) -> bool:
+    """Return whether the subject of an override is one that requests may have, not only a group of them."""
+    return not is_group(subject) or (is_network(subject.removeprefix("ip:")) and not network_hint(subject))
 
 
 # --- users ------------------------------------------------------------------------------------------------------------

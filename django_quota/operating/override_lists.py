@@ -11,8 +11,10 @@ from django.db.models import Q
 from django.utils import timezone
 
 from django_quota.core.errors import RuleError
+from django_quota.limiting.known_rules import known_sizes
 from django_quota.limiting.override_rows import TRIES, write_database
 from django_quota.models import QuotaOverride, next_change
+from django_quota.operating.lookup import smaller_hint
 from django_quota.subjects.addresses import is_address
 from django_quota.subjects.subject import override_subject
 
@@ -34,12 +36,13 @@ def read_list(lines: Iterable[str]) -> list[str]:
     Raises `RuleError`, which names the wrong lines.
     """
     subjects: dict[str, None] = {}
+    sizes = known_sizes()
     problems: list[str] = []
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip().removeprefix("ip:")
         try:
             if text:
-                subjects[_subject_of(text)] = None
+                subjects[_subject_of(text, sizes)] = None
         except RuleError as error:
             problems.append(f"Line {number}: {error}")
     if problems:
@@ -48,10 +51,12 @@ def read_list(lines: Iterable[str]) -> list[str]:
     return list(subjects)
 
 
-def _subject_of(text: str) -> str:
+def _subject_of(text: str, sizes: Collection[tuple[int, int]]) -> str:
     if not is_address(text):
         example = "Write, for example, 203.0.113.9 or 198.51.100.0/24."
         raise RuleError(f"{text[:MAX_SHOWN]!r} is neither an address nor a network.", example)
+    if problem := smaller_hint(text, sizes) if "/" in text else "":
+        raise RuleError(problem)
     return override_subject(f"ip:{text}")
 
 

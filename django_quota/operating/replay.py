@@ -106,7 +106,7 @@ def _lacks(rule: Rule, fields: frozenset[str]) -> Iterator[str]:
             "ip": {"ip"},
             "header": {f"header:{name.lower()}"},
             "cookie": {f"cookie:{name}", "header:cookie"},
-        }.get(kind)
+        }.get(kind.partition("/")[0])
         if "." in kind and not colon:
             yield f"{option}= is a function"
         elif kind in _NEVER_LOGGED:

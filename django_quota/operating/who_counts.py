@@ -32,13 +32,13 @@ class WhoCounts:
     keys: Mapping[str, list[object]]
     subjects: Mapping[str, list[str]] = field(default_factory=dict)
 
-    def can_count(self, rule: str, subject: str) -> bool:
+    def can_count(self, rule: str, subject: str, *, is_group: bool = False) -> bool:
         """Return whether a rule can count a subject, or one of a kind such as `user:*`.
 
         False for the kinds that its key cannot make. A function may return any kind: what it is known to have
-        returned decides.
+        returned decides. `is_group`: see `is_given_by`.
         """
-        return is_given_by(self.keys.get(rule, []), subject, self.subjects.get(rule, ()))
+        return is_given_by(self.keys.get(rule, []), subject, self.subjects.get(rule, ()), is_group=is_group)
 
     def key_of(self, rule: str) -> str:
         """Return the key of a rule as one string: `ip+post:username`, or the path of a function."""

@@ -69,6 +69,31 @@ def ip_subject(request: HttpRequest) -> str:
     return f"ip:{client_address(request)}"
 
 
+_BY_NETWORK = re.compile(r"ip/([0-9]{1,3})(?:,([0-9]{1,3}))?")
+
+
+def prefixes_of(key: object) -> tuple[int, int | None] | None:
+    """Return the bits of an IPv4 and an IPv6 address in a key such as `ip/24` or `ip/24,48`; None for any other key.
+
+    The second is None if the key does not have it: that of the settings counts.
+    """
+    found = _BY_NETWORK.fullmatch(key) if isinstance(key, str) else None
+    if found is None:
+        return None
+    four, six = int(found[1]), None if found[2] is None else int(found[2])
+    return (four, six) if 1 <= four <= FULL[0] and (six is None or 1 <= six <= FULL[1]) else None
+
+
+def network_subject(prefixes: tuple[int, int | None], request: HttpRequest) -> str:
+    """Return the network of the client's address by these bits, as `named_subject` writes it: `ip:203.0.113.0/24`."""
+    four, six = prefixes
+    own = own_prefixes()
+    address = client_address(request, (four, six or own[1]))
+    is_six = ":" in address
+    is_whole = "/" not in address and own[is_six] != FULL[is_six]  # an address alone would stand for its network
+    return f"ip:{address}/{FULL[is_six]}" if is_whole else f"ip:{address}"
+
+
 def own_prefixes() -> Prefixes:
     """Return how many bits of an address identify a client, as the settings say."""
     settings = current()
@@ -315,30 +340,13 @@ def _full(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def canonical_part(part: str, prefixes: Prefixes) -> str:
-    """Return `ip:` and an address with the address in canonical form. Raises `RuleError` if the address is wrong."""
+    """Return `ip:` and an address or a network in canonical form. Raises `RuleError` for any other string."""
     if len(part) > MAX_LENGTH:
         raise _not_an_address(part)
     value = part[3:]
-    text, slash, prefix = value.partition("/")
-    address = canonical(text, prefixes)
-    if not slash and address is not None:
-        return f"ip:{address}"
-    is_own = prefixes[0] < FULL[0] and prefix == str(prefixes[0]) and address is not None and ":" not in address
-    if slash and address is not None and not is_own:
-        try:
-            network = IPv6Network((text, int(prefix)), strict=False)
-            address = canonical(str(network.network_address), (prefixes[0], int(prefix)))
-        except ValueError:  # another IPv4 network, or not a prefix
-            address = None
-    if address is None and is_network(value):
-        raise RuleError(
-            Translatable(
-                "%(text)s is a network. Use one address, for example 'ip:203.0.113.9'; an IPv6 address stands for its "
-                "/%(prefix)d.",
-                text=reprlib.repr(part),
-                prefix=prefixes[1],
-            )
-        )
+    if "/" in value:
+        return f"ip:{canonical_network(value, prefixes)}"
+    address = canonical(value, prefixes)
     if address is None:
         raise _not_an_address(part)
     return f"ip:{address}"
@@ -347,24 +355,15 @@ def canonical_part(part: str, prefixes: Prefixes) -> str:
 def canonical_network(text: str, prefixes: Prefixes) -> str:
     """Return a network in its canonical form, such as `198.51.100.0/24`. Raises `RuleError` for any other string.
 
-    A network smaller than `prefixes` is an error: its addresses count as one client with those around it.
+    A network of one address is written as the address, unless an address stands for its network by `prefixes`.
     """
     try:
         network = network_of(text, strict=False)
     except ValueError as error:
         problem = Translatable("%(text)s is not a network.", text=reprlib.repr(text))
         raise RuleError(problem, Translatable("Use, for example, 'ip:198.51.100.0/24'.")) from error
-    own = prefixes[network.version == 6]  # noqa: PLR2004 — IPv6
-    if network.prefixlen > own:
-        raise RuleError(
-            Translatable(
-                "%(text)s is smaller than a /%(own)d, and all addresses of a /%(own)d count as one client.",
-                text=reprlib.repr(text),
-                own=own,
-            ),
-            Translatable("Use 'ip:%(network)s'.", network=network.supernet(new_prefix=own)),
-        )
-    return str(network.network_address if network.prefixlen == network.max_prefixlen else network)
+    is_address = network.prefixlen == network.max_prefixlen == prefixes[network.version == 6]  # noqa: PLR2004 — IPv6
+    return str(network.network_address if is_address else network)
 
 
 def address_of(subject: str) -> str | None:

@@ -21,8 +21,9 @@ from django_quota.core.caching import cached
 from django_quota.core.errors import RuleError, SubjectKeyError, did_you_mean
 from django_quota.core.flow import Flow, IOCall
 from django_quota.core.overrides import EVERYBODY
+from django_quota.core.rule_options import network_of
 from django_quota.core.rules import Rule, dotted_path, is_lambda
-from django_quota.subjects.addresses import ip_subject
+from django_quota.subjects.addresses import ip_subject, network_subject, own_prefixes, prefixes_of
 from django_quota.subjects.bodies import body_notes, form_of, has_unread_body, json_object_of
 from django_quota.subjects.site_functions import call_flow, user_flow
 from django_quota.subjects.subject import (
@@ -91,6 +92,14 @@ def check_keys(rule: Rule) -> None:
 def _compile_text(key: str, *, exact: bool) -> tuple[Resolver, ...]:
     if key in _PLAIN:
         return (_PLAIN[key],)
+    by_network = prefixes_of(key)
+    if by_network is not None:
+        return (partial(network_subject, by_network),)
+    if key.startswith("ip/"):
+        raise SubjectKeyError(
+            f"key={key!r} is not a key.",
+            "Use 'ip/24' for 1 to 32 bits of an IPv4 address, or 'ip/24,48' with 1 to 128 bits of an IPv6 address.",
+        )
     kind, colon, name = key.partition(":")
     if kind == "json" and "" in name.strip().split("."):
         raise SubjectKeyError(f"key={key!r} is not a path.", "Use, for example, 'json:phone' or 'json:user.email'.")
@@ -104,7 +113,7 @@ def _compile_text(key: str, *, exact: bool) -> tuple[Resolver, ...]:
         )
     if not colon and "." in key:
         return (partial(_from_callable, import_function("key", key, SubjectKeyError)),)
-    known = [*_PLAIN, *(f"{kind}:{name}" for kind, name in _EXAMPLES.items())]
+    known = [*_PLAIN, "ip/24", *(f"{kind}:{name}" for kind, name in _EXAMPLES.items())]
     raise SubjectKeyError(f"key={key!r} is not a key.", did_you_mean(key, known).strip())
 
 
@@ -279,11 +288,12 @@ def _head(kind: str, name: str) -> str:
 # --- which subjects a key makes ---------------------------------------------------------------------------------------
 
 
-def is_given_by(keys: Collection[object], subject: str, known: Collection[str] = ()) -> bool:
+def is_given_by(keys: Collection[object], subject: str, known: Collection[str] = (), *, is_group: bool = False) -> bool:
     """Return whether a key with these parts can make a subject, or one of a kind such as `user:*`.
 
     `known`: subjects that the key has made. A function may return a subject of any kind, but one that has made `org:7`
-    is taken to make no `user:42` until it does. True if no parts are known, and for `EVERYBODY`.
+    is taken to make no `user:42` until it does. `is_group`: whether a network stands for all addresses and networks in
+    it, as that of an override does. True if no parts are known, and for `EVERYBODY`.
     """
     if not keys or subject == EVERYBODY:
         return True
@@ -292,22 +302,33 @@ def is_given_by(keys: Collection[object], subject: str, known: Collection[str] =
         return False
     made = [each for each in map(parts_of, known) if len(each) == len(keys)]
     return all(
-        _makes(key, part, {_kind(each[place]) for each in made} - _FALLBACKS)
+        _makes(key, part, {_kind(each[place]) for each in made} - _FALLBACKS, is_group=is_group)
         for place, (key, part) in enumerate(zip(keys, parts, strict=True))
     )
 
 
-def _makes(key: object, part: str, made: Collection[str]) -> bool:
+def _makes(key: object, part: str, made: Collection[str], *, is_group: bool) -> bool:
     """Return whether a key can make a part of a subject. A request that lacks the part counts by its address.
 
     `made`: the kinds of subjects that the key has made, without those of a fallback.
     """
     kind = _kind(part)
     if kind in _FALLBACKS and key not in ("path", GLOBAL):
-        return True
+        return kind != "ip" or is_function(key) or _is_size_of(key, part, is_group=is_group)
     if is_function(key):
         return kind in made if made else "." not in kind or kind.startswith("key.")
     return _is_own(str(key), kind)
+
+
+def _is_size_of(key: object, part: str, *, is_group: bool) -> bool:
+    """Return whether a key, or its fallback, makes networks of the size of this one."""
+    try:
+        network = network_of(part.removeprefix("ip:"))
+    except ValueError:  # `ip:*`
+        return True
+    four, six = prefixes_of(key) or own_prefixes()
+    bits = four if network.version == 4 else six or own_prefixes()[1]  # noqa: PLR2004 — IPv4
+    return network.prefixlen <= bits if is_group else network.prefixlen == bits
 
 
 def _kind(part: str) -> str:

@@ -63,7 +63,8 @@ def related(ann: User, settings: Any) -> None:
 
 
 def page(client: Client, subject: str = USER) -> str:
-    return client.get(PAGE, {"subject": subject}).content.decode()
+    shown: str = client.get(PAGE, {"subject": subject}).content.decode()
+    return shown
 
 
 def verdict(shown: str) -> str:

@@ -318,7 +318,8 @@ class TestNamedSubjects:
         ("text", "found"),
         [
             ("ip:192.0.2.1", IP), ("ip:::ffff:192.0.2.1", IP), ("ip:2001:DB8::1", "ip:2001:db8::/64"),
-            ("ip:2001:db8::/64", "ip:2001:db8::/64"), ("ip:2001:db8::1/128", "ip:2001:db8::1"),
+            ("ip:2001:db8::/64", "ip:2001:db8::/64"), ("ip:2001:db8::1/128", "ip:2001:db8::1/128"),
+            ("ip:192.0.2.1/24", "ip:192.0.2.0/24"), ("ip:192.0.2.1/32", IP),
             ("user:1", "user:1"), ("global", "global"), ("user:ann+shop@example.org", "user:ann%2Bshop@example.org"),
             ("user:ann+shop@example.org+ip:2001:DB8::1", "user:ann%2Bshop@example.org+ip:2001:db8::/64"),
             ("ip:192.0.2.1+ann", f"{IP}+ann"), ("org:7+device:a+b", "org:7+device:a%2Bb"), ("a+b", "a+b"),
@@ -331,7 +332,7 @@ class TestNamedSubjects:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            ("", "An empty string"), ("ip:1.2.3", "is not an IP address"), ("ip:192.0.2.1/24", "is a network"),
+            ("", "An empty string"), ("ip:1.2.3", "is not an IP address"), ("ip:192.0.2.1/33", "is not a network"),
             # all callers without a value would share a limit
             ("user:", "has no value after the colon.* Use, for example, 'user:42'"), (":", "has no value"),
             (AnonymousUser(), "has no primary key"), (None, "is not a subject"),

@@ -387,11 +387,24 @@ def test_an_ipv6_client_counts_by_its_own_prefix() -> None:
 
 @pytest.mark.usefixtures("network_client")
 @pytest.mark.parametrize(
-    "text",
-    ["198.51.100.0/25", "198.51.0.0/16", "198.51.100.0/024", "198.51.100.0/"],
-    ids=["smaller", "larger", "a zero before it", "no prefix"],
+    ("text", "network"),
+    [
+        ("198.51.100.7/25", "198.51.100.0/25"),
+        ("198.51.0.0/16", "198.51.0.0/16"),
+        ("198.51.100.0/024", "198.51.100.0/24"),
+        ("::ffff:198.51.100.7/121", "198.51.100.0/25"),
+        ("2001:DB8::7/48", "2001:db8::/48"),
+        ("2001:db8::7/128", "2001:db8::7/128"),
+    ],
+    ids=["smaller", "larger", "a zero before it", "IPv4 as IPv6", "IPv6", "one IPv6 address"],
 )
-def test_another_network_than_that_of_the_settings_is_an_error(text: str) -> None:
+def test_another_network_than_that_of_the_settings_is_a_subject_of_its_own(text: str, network: str) -> None:
+    assert read_subject(f"ip:{text}") == f"ip:{network}"
+
+
+@pytest.mark.usefixtures("network_client")
+@pytest.mark.parametrize("text", ["198.51.100.0/", "198.51.100.0/33", "198.51.100.0/24/24", "[2001:db8::]/64"])
+def test_what_is_no_network_is_an_error(text: str) -> None:
     with pytest.raises(QuotaError):
         read_subject(f"ip:{text}")
 

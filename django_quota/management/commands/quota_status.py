@@ -34,7 +34,7 @@ from django_quota.operating.inspection import (
     used_rules,
 )
 from django_quota.operating.lookup import find_users, login_names, parse_rule_input, parse_subject_input, user_of
-from django_quota.operating.related import related_subjects
+from django_quota.operating.related import networks_around, related_subjects
 from django_quota.subjects.addresses import is_address
 from django_quota.subjects.subject import is_bare, parts_of, user_subject
 
@@ -49,7 +49,7 @@ class Reading(NamedTuple):
     """Those of the rules that were asked for."""
     refused: list[Event]
     related: list[Reading]
-    """What was read of the subjects that count for the same user."""
+    """What was read of the subjects that count beside it."""
 
     @property
     def is_used(self) -> bool:
@@ -110,7 +110,7 @@ class Command(QuotaCommand):
         self.print_result(options, value, lines, is_asked=True)
 
     def _read(self, subject: str, names: Collection[str] | None) -> Reading:
-        """Read a subject and those that count for the same user, for these rules or for all."""
+        """Read a subject and those that count beside it, for these rules or for all."""
         try:
             related = [_reading(load_snapshot(each, names), names) for each in self._related_to(subject)]
             known = used_rules(each.snapshot for each in related)
@@ -120,10 +120,10 @@ class Command(QuotaCommand):
             raise
 
     def _related_to(self, subject: str) -> list[str]:
-        """Return the subjects that `RELATED` has for the user of a subject. If it fails, print why."""
+        """Return the networks of an address, and what `RELATED` has for a user. If it fails, print why."""
         user = None if current().related is None else _without_users(partial(user_of, subject))
         try:
-            return [] if user is None else related_subjects(user)
+            return networks_around(subject) if user is None else related_subjects(user)
         except RuleError as error:
             self.note(f"Note: {error}")
             return []
