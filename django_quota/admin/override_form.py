@@ -21,7 +21,6 @@ from django_quota.operating.lookup import (
     parse_override_input,
     parse_rule_input,
 )
-from django_quota.operating.who_counts import who_counts
 from django_quota.subjects.subject import is_bare, user_subject
 
 if TYPE_CHECKING:
@@ -132,6 +131,7 @@ def preview_of(form: OverrideForm) -> dict[str, Any]:
 
 def _concerned(override: Override) -> list[str]:
     from django_quota.operating.activity import subjects_seen  # noqa: PLC0415 — as above
+    from django_quota.operating.who_counts import who_counts  # noqa: PLC0415 — as above
 
     alone, counts = OverrideTable([override]), who_counts()
     seen = [each for each in subjects_seen() if alone.of_subject(each) and counts.can_count(override.rule, each)]

@@ -29,7 +29,6 @@ from django_quota.core.rule_options import network_of
 from django_quota.core.rules import is_valid_name
 from django_quota.limiting.known_rules import known_rules, known_sizes
 from django_quota.operating.related import related_subjects
-from django_quota.operating.who_counts import who_counts
 from django_quota.subjects.addresses import address_of, is_address, is_network, own_prefixes
 from django_quota.subjects.subject import (
     LOGIN,
@@ -238,6 +237,8 @@ def override_problems(rule: str, subject: str, *, with_users: bool = True) -> li
     `subject` is as `override_subject` returns it. `with_users`: whether to look for users; turn it off for people who
     may not see users.
     """
+    from django_quota.operating.who_counts import who_counts  # noqa: PLC0415 — no page is needed to start
+
     counts, problems = who_counts(), []
     if is_group(subject):
         problems.append(smaller_hint(subject, known_sizes()))

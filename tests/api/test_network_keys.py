@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import path
 
-from django_quota import Rule, ban, check, peek, quota, reset
+from django_quota import Rule, ban, check, concurrency, peek, quota, reset
 from django_quota.core.errors import RuleError
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import override_problems, parse_subject_input
@@ -85,6 +85,17 @@ class TestSubject:
     def test_a_prefix_out_of_range_is_an_error(self, key: str) -> None:
         with pytest.raises(RuleError, match=f"key='{key}' is not a key. Use 'ip/24' for 1 to 32 bits"):
             quota("1/m", key=key)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_slot_may_be_held_by_a_network() -> None:
+    def view(request: HttpRequest) -> HttpResponse:
+        inner = concurrency(1, key="ip/24", name="report")(lambda _: HttpResponse("inner"))
+        return inner(RequestFactory().get("/", REMOTE_ADDR=NEIGHBOUR))
+
+    outer = concurrency(1, key="ip/24", name="report")(view)
+
+    assert outer(RequestFactory().get("/", REMOTE_ADDR=ADDRESS)).status_code == 429
 
 
 @pytest.mark.usefixtures("site")

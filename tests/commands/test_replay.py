@@ -230,6 +230,9 @@ class TestOneRate:
     def test_it_may_have_a_key_of_several_parts(self) -> None:
         assert run_json("access.log", "--rate", "2/m", "--key", "ip", "--key", "path")["refused"] == 0
 
+    def test_its_key_may_be_the_network_of_an_address(self) -> None:
+        assert run_json("access.log", "--rate", "2/m", "--key", "ip/24")["refused"] == 4
+
     def test_it_may_apply_to_some_paths(self) -> None:
         assert run_json("access.log", "--rate", "2/m", "--match", "/5")["rules"]["2/m by ip"]["requests"] == 1
 
@@ -312,7 +315,7 @@ class TestLeftOutRules:
         assert reason in run_json("access.log")["left_out"].get("needing", "")
 
     def test_a_rule_that_needs_only_what_a_log_shows_is_replayed(self, settings: Any) -> None:
-        key = ("ip", "path", "get:q", "global", "header:user-agent")
+        key = ("ip", "ip/24", "path", "get:q", "global", "header:user-agent")
         settings.QUOTA["RULES"] |= {"shown": {"rate": "1/m", "match": "/", "key": key, "exempt": "10.0.0.0/8"}}
 
         assert "shown" not in run_json("access.log")["left_out"]

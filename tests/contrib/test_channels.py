@@ -161,6 +161,14 @@ async def test_handshakes_of_a_rule_count_by_its_own_key(settings: Any) -> None:
 
 
 @in_a_loop
+async def test_handshakes_may_count_by_the_network_of_the_address() -> None:
+    limited = partial(Client, QuotaSocket(echo, connect="1/m", key="ip/24"))
+
+    same, other = ("203.0.113.9", "203.0.113.77"), "203.0.114.1"
+    assert await answers(*(limited(address=each) for each in (*same, other))) == ["accept", "close", "accept"]
+
+
+@in_a_loop
 async def test_a_query_that_is_not_utf8_is_a_400() -> None:
     limited = QuotaSocket(echo, connect="1/m", key="ip")
 

@@ -310,6 +310,15 @@ def api_with(limit: Any, name: str, **options: Any) -> NinjaAPI:
     return made
 
 
+def test_an_operation_may_count_by_the_network_of_the_address(settings: Any, client: Any) -> None:
+    api = api_with(limits("1/m", key="ip/24", name="network"), "networks")
+    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", api.urls)]})
+
+    replies = [client.get("/api/search", REMOTE_ADDR=f"203.0.{each}") for each in ("113.9", "113.77", "114.1")]
+
+    assert [reply.status_code for reply in replies] == [200, 429, 200]
+
+
 def findings(settings: Any, code: str, api: NinjaAPI) -> list[Any]:
     settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", api.urls)]})
     return [each for each in run_checks(tags=["django_quota"]) if each.id == f"django_quota.{code}"]

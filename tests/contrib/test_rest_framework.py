@@ -219,6 +219,7 @@ class TestWhoIsLimited:
             ("members", {"each": "user"}, "wrong x wrong 1", [401, 401, 429, 200]),
             # What the middleware has decided is not counted again.
             ("search", {"search": "ip"}, "1 1 1", [200, 200, 429]),
+            ("search", {"search": "ip/24"}, "1 1 1", [200, 200, 429]),
         ],
     )
     def test_a_rule_of_the_settings_is_decided_when_its_key_is_known(
