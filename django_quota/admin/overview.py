@@ -164,7 +164,7 @@ def _warnings(redis: Health) -> Iterator[str]:
     if redis.may_evict:
         words = _("Redis drops keys when its memory is full (maxmemory-policy %s). Limits may be forgotten then.")
         yield words % redis.policy
-        if names := long_rules():
+        if rules := long_rules():
             words = _('These rules count weeks, months or years there: %s. store="database" keeps their counts.')
             yield words % ", ".join(rules)
     if redis.is_nearly_full and not redis.is_full:

@@ -90,7 +90,7 @@ MAX_MADE = 200
 """How many counters the pages of a subject look at."""
 
 made: dict[tuple[str, str | None, str | None], Counter] = {}
-"""The first counters that this process has made, by name, group and store: those of modules come before computed names."""
+"""The first counters that this process has made, by name, group and store. Modules make theirs before calls do."""
 
 
 class Counter(CounterEntry):

@@ -25,15 +25,17 @@ class CreditStatus:
 def credits_of(subject: str, names: Iterable[str] = ()) -> list[CreditStatus]:
     """Return what a subject holds in the counters of this process, and in others of these names, if any of it expires.
 
-    It takes one round trip to a single Redis. Raises `StoreUnavailable`.
+    It takes one round trip to each store that has counters. Raises `StoreUnavailable`.
     """
-    named = {(name, None): calls.Counter(name) for name in names}
-    known: dict[tuple[str, str | None], calls.Counter] = {**named, **calls.made}
-    reading = [operations.Grants(of.keys_of(subject)) for of in known.values()]
-    replies = all_well(get_limiter().reporting_store.try_all(reading, frozen_now())) if reading else []
-    found = [
-        CreditStatus(of.name, calls.left_in(*reply), tuple(calls.read_grants(reply)))
-        for of, reply in zip(known.values(), replies, strict=True)
-        if reply[0] == operations.DONE and calls.read_grants(reply)
-    ]
+    known = {(name, None, None): calls.Counter(name) for name in names} | calls.made
+    found = []
+    for in_database in (False, True):
+        counters = [of for of in known.values() if (of.store is not None) == in_database]
+        if not counters:
+            continue
+        store = get_limiter().counting_in(database=in_database).reporting_store
+        replies = all_well(store.try_all([operations.Grants(of.keys_of(subject)) for of in counters], frozen_now()))
+        for of, reply in zip(counters, replies, strict=True):
+            if reply[0] == operations.DONE and (grants := calls.read_grants(reply)):
+                found.append(CreditStatus(of.name, calls.left_in(*reply), tuple(grants)))
     return sorted(found, key=lambda each: each.counter)

@@ -236,6 +236,14 @@ def _is_used(snapshot: SubjectSnapshot) -> bool:
     return has_used_limits or any((snapshot.counted, own, snapshot.leases, snapshot.credits, snapshot.days))
 
 
+def _credit_lines(snapshot: SubjectSnapshot) -> Iterator[str]:
+    for credit in snapshot.credits:
+        yield f"  credits   {credit.counter}: {credit.total:,} left"
+        for grant in credit.grants:
+            until = second_of(microseconds_of(grant.expires))
+            yield f"            {grant.left:,} of {grant.granted:,} until {until}, {grant.id or 'of an unknown grant'}"
+
+
 def _lines(found: Reading, *, with_unused: bool) -> Iterator[str]:
     snapshot = found.snapshot
     yield from _limit_lines(snapshot, with_unused=with_unused)
@@ -246,11 +254,7 @@ def _lines(found: Reading, *, with_unused: bool) -> Iterator[str]:
     for held in snapshot.leases:
         first = f"the first is free in {in_words(held.ends_in[0] * SECOND)}, from {held.source}"
         yield f"  in use    {held.name}: {quantity(held.number, 'slot')}; {first}"
-    for credit in snapshot.credits:
-        yield f"  credits   {credit.counter}: {credit.total:,} left"
-        for grant in credit.grants:
-            until = second_of(microseconds_of(grant.expires))
-            yield f"            {grant.left:,} of {grant.granted:,} until {until}, {grant.id or 'of an unknown grant'}"
+    yield from _credit_lines(snapshot)
     for event in found.refused:
         until = f", until {second_of(event.until)}" if event.until else ""
         rule = event.rule or "a rule with a very long name"
