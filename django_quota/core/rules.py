@@ -358,12 +358,18 @@ class Rule:
                 self,
                 rates=rates,
                 tier=None,
-                of_tier=name if self.tier else "",
+                of_tier=name if self.notes_tier else "",
                 starts=_starts_for(self, rates or every),
                 **({} if rates else unlimited),
             )
             for name, rates in tiers.rates
         }
+
+    @property
+    def notes_tier(self) -> bool:
+        """Whether the counts of a day have the tier, because the subject alone does not tell it, such as `org:7`."""
+        parts = self.key if isinstance(self.key, tuple) else (self.key,)
+        return self.tier is not None or any(part not in ("user", "ip") for part in parts)
 
     @cached_property
     def needs_start(self) -> bool:

@@ -61,8 +61,9 @@ def limits_of(request_or_subject: AnySubject, *, tier: str | None = None) -> Dec
     this subject, and those of the settings that name neither a key nor a `match`, which calls use with any subject.
     Left out are rules whose rates are functions of the request, and those that exempt this address or this user, who is
     staff. `tier`: the tier of rules with rates by tier. By
-    default, it is the tier of the subject's last request for rules with a `tier` function, if their checks are counted
-    by day; otherwise, a `user:` is "authenticated", and all others are "anonymous".
+    default, it is the tier of the subject's last request for rules with a `tier` function or another key than the user
+    and the address, if their checks are counted by day; otherwise, a `user:` is "authenticated", and all others are
+    "anonymous".
 
     It takes one call to the store, and one more to look up last tiers.
 

@@ -338,7 +338,7 @@ def possible_tiers(rule: Rule, subject: str, last_tiers: Mapping[str, str]) -> d
     such as the address.
     """
     known = last_tiers.get(rule.name, "")
-    if rule.tier is not None and known in rule.tiers:
+    if rule.notes_tier and known in rule.tiers:
         return {known: rule.tiers[known]}
     parts = rule.key if isinstance(rule.key, tuple) else (rule.key,)
     if any(part.startswith("user:") for part in subject.split("+")):

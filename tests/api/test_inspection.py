@@ -8,7 +8,7 @@ import redis
 from django.http import HttpResponse
 from django.urls import path
 
-from django_quota import Rule, check, concurrency, peek, quota, reset, slot
+from django_quota import Rule, Subject, check, concurrency, limits_of, peek, quota, reset, slot
 from django_quota.features.counters import calls
 from django_quota.features.resets.calls import reset_found
 from django_quota.limiting.flusher import flusher
@@ -205,3 +205,33 @@ def test_tiers_that_a_subject_cannot_have_are_left_out() -> None:
     rule = Rule.make("r", {"anonymous": "1/m", "authenticated": "2/m"}, key="user")
     found = [list(possible_tiers(rule, subject, {})) for subject in ("user:1", SUBJECT)]
     assert found == [["authenticated"], ["anonymous"]]
+
+
+@pytest.mark.usefixtures("either_store")
+class TestAnOrganization:
+    """Its members are logged in, which its name does not tell."""
+
+    @pytest.fixture(autouse=True)
+    def members_only(self, either_store: None, settings: Any) -> None:
+        rates = {"anonymous": "5/s", "authenticated": "50/s"}
+        burst = {"rate": rates, "key": lambda _: Subject("org", 7), "daily": True}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"burst": burst}}
+
+    def tiers(self) -> list[str]:
+        return [limit["tier"] for limit in status_of("org:7")["limits"] if limit["rule"] == "burst"]
+
+    def test_before_its_first_request_it_may_have_any_tier(self) -> None:
+        assert self.tiers() == ["anonymous", "authenticated"]
+
+    @pytest.mark.parametrize("tier", ["anonymous", "authenticated"])
+    def test_only_the_tier_of_its_last_request_is_shown(self, tier: str) -> None:
+        check("burst", "org:7", tier="anonymous")
+        check("burst", "org:7", tier=tier)
+
+        assert self.tiers() == [tier]
+
+    def test_its_limits_are_those_of_its_last_request(self) -> None:
+        check("burst", "org:7", tier="authenticated")
+
+        (outcome,) = [each for each in limits_of("org:7").outcomes if each.rule == "burst"]
+        assert str(outcome.rate) == "50/s"

@@ -320,13 +320,13 @@ def recent_usage(subject: Any) -> dict[date, dict[str, Count]]:
 
 
 def last_tiers(rules: Iterable[object], subject: Any) -> dict[str, str]:
-    """Return, by rule, the tier that a subject had at its last check of a rule with a `tier` function.
+    """Return, by rule, the tier that a subject had at its last check of a rule that notes it; see `Rule.notes_tier`.
 
-    Only subjects whose checks are counted by day have any. If none of these rules has such a function, nothing is read.
+    Only subjects whose checks are counted by day have any. If none of these rules notes it, nothing is read.
     While the store does not answer, the result is empty; without a database, it is what the store has. Raises
     `RuleError` for a wrong subject.
     """
-    if not any(isinstance(rule, Rule) and rule.tier is not None for rule in rules):
+    if not any(isinstance(rule, Rule) and rule.tiers and rule.notes_tier for rule in rules):
         return {}
     days = recent_days(subject)
     try:
