@@ -7,6 +7,7 @@ replies.
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
@@ -55,8 +56,12 @@ def _sources() -> dict[str, str]:
 
 
 def lua_source(name: str) -> str:
-    """Return the source of `engine/lua/<name>.lua`; a name with a slash is a path below the package."""
-    return _sources()[name if "/" in name else f"engine/lua/{name}"]
+    """Return the source of `engine/lua/<name>.lua`; a name with a slash is a path below the package.
+
+    A line `-- %% include <name> %%` in it stands for another source.
+    """
+    source = _sources()[name if "/" in name else f"engine/lua/{name}"]
+    return re.sub(r" *-- %% include (\w+) %%\n", lambda found: lua_source(found[1]), source)
 
 
 def script(*names: str) -> Script:

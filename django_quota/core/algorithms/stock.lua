@@ -21,12 +21,12 @@ local function read(limit)
   return math.max(-MOST, math.min(MOST, tonumber(total) - book_of(limit).lapsed))
 end
 
--- Writes after a change. A total that would overflow 64 bits stays as it is: then it says so.
+-- Writes after a change. A total that would overflow 64 bits stays as it is.
 local function written(limit, problem)
   if not problem then
     expire(limit.key, limit.a)
-    write(limit.book, limit.a)
-    return true
+    if limit.book.had_any or limit.book.grants[1] then need_grants().write(limit.book, limit.a) end
+    return
   end
   limit.book = nil
   if not string.find(problem.err, 'overflow', 1, true) then error(problem, 0) end
@@ -49,7 +49,7 @@ return {
   -- Gives units of a hit back. `drawn`: what the hit took of grants, encoded.
   give_back = function(limit, units, drawn)
     local back = unused(limit, units, read_drawn(drawn))
-    written(limit, give_back(book_of(limit), units, back))
+    written(limit, need_grants().give_back(book_of(limit), units, back))
   end,
 
   begin = function(limit)
@@ -64,11 +64,11 @@ return {
 
   -- `over`: units that are used, so they have no lease.
   consume = function(limit, over)
-    local book, drawn, words = book_of(limit), {}, {}
+    local book, words = book_of(limit), {}
     local problem = change(book, '-' .. integer(limit.cost))
-    if not problem then drawn = use_up(book.grants, limit.cost) end
+    local drawn = not problem and book.had_any and need_grants().use_up(book.grants, limit.cost)
     written(limit, problem)
-    for at, each in ipairs(drawn) do
+    for at, each in ipairs(drawn or {}) do
       words[at] = integer(each.expires) .. '-' .. integer(each.units)
       if mode ~= 'adjust' then
         need('flag')(limit.hit, DRAWN_OF, each.expires)

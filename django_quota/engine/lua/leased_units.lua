@@ -1,10 +1,18 @@
 -- leased_units: units of a counter that are taken for a lease; those whose lease has ended go back to the total. It
--- follows grants.
+-- follows book.
 --
 -- KEYS   those of the script or module after it; leased_key: a sorted set of "<lease>:<units>:<drawn>", scored by the
 --        end of the lease, with what was taken of grants; total_key, grants_key: see grants
 -- ARGV   those of the script or module after it
 -- reply  give_back_ended: how many leases have ended
+
+local function read_drawn(text)
+  local drawn = {}
+  for expires, units in string.gmatch(text, '(%d+)-(%d+)') do
+    drawn[#drawn + 1] = { expires = tonumber(expires), units = tonumber(units) }
+  end
+  return drawn
+end
 
 local function give_back_ended(leased_key, total_key, grants_key)
   local ended = redis.call('ZRANGEBYSCORE', leased_key, '-inf', integer(now))
@@ -16,11 +24,13 @@ local function give_back_ended(leased_key, total_key, grants_key)
   for _, member in ipairs(ended) do
     redis.call('ZREM', leased_key, member) -- first: a full server accepts what follows it
     local units, drawn = string.match(member, '^[^:]*:(%d+):(.*)$')
-    local reply = give_back(book, tonumber(units), read_drawn(drawn))
+    local reply = need_grants().give_back(book, tonumber(units), read_drawn(drawn))
     if reply and not string.find(reply.err, 'overflow', 1, true) then error(reply, 0) end
     if not reply then book.lapsed = 0 end
   end
   if redis.call('PTTL', total_key) < left then redis.call('PEXPIRE', total_key, integer(left)) end
-  write(book, 1000 * redis.call('PTTL', total_key) - 1000 * grace)
+  if book.grants[1] or book.had_any then
+    need_grants().write(book, 1000 * redis.call('PTTL', total_key) - 1000 * grace)
+  end
   return #ended
 end

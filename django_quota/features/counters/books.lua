@@ -1,4 +1,4 @@
--- books: opens the books of the scripts of counters. It follows grants, and precedes these scripts.
+-- books: opens the books of the scripts of counters. It follows book, and precedes these scripts.
 --
 -- KEYS   those of the script after it
 -- ARGV   those of the script after it

@@ -471,9 +471,9 @@ def read_grants(reply: Sequence[Any]) -> list[Grant]:
     return [Grant(named(each.id) or "", each.granted, each.left, moment_of(each.expires)) for each in found]
 
 
-def left_in(_: int, counted: str, lapsed: str, *__: Any) -> int:
+def left_in(_: int, counted: str, lapsed: int, *__: Any) -> int:
     """Return the total in a reply to `operations.Get`."""
-    return int(counted) - int(lapsed)
+    return int(counted) - lapsed
 
 
 def _is_name(name: object) -> bool:

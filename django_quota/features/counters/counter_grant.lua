@@ -11,16 +11,17 @@ if first then return { DONE, first, 0 } end
 
 local book, problem = read_book(1, 2)
 if problem then return problem end
-if span > 0 and not make_room(book, 1) then return { TOO_MANY, 2 } end
+local grants = need_grants()
+if span > 0 and not grants.make_room(book, 1) then return { TOO_MANY, 2 } end
 local drawn, expires = {}, now + span
 for _, grant in ipairs(book.grants) do
   if grant.expires == expires then expires = expires + 1 end
 end
 if span > 0 then drawn[1] = { expires = expires, units = units, id = ARGV[5] } end
-local added = credit(book, ARGV[2], drawn)
+local added = grants.credit(book, ARGV[2], drawn)
 if added then return fault(added, 1) end
 expire(total_key, ttl)
-write(book, ttl)
+if book.had_any or book.grants[1] then grants.write(book, ttl) end
 local total = redis.call('GET', total_key)
 redis.call('SET', mark_key, total, 'PX', lifetime(ttl))
 return { DONE, total, 1 }

@@ -5,8 +5,8 @@
 -- reply  {DONE, what was counted, how many units of it have expired: as for counter_get; then each grant of which something is left, as a member of [2]; the first to expire first}
 local book, problem, value = read_book(1, 2)
 if problem then return problem end
-local reply = { DONE, value or '0', integer(book.lapsed) }
+local reply = { DONE, value or '0', book.lapsed }
 for _, grant in ipairs(book.grants) do
-  if grant.left > 0 then reply[#reply + 1] = member_of(grant) end
+  if grant.left > 0 then reply[#reply + 1] = need_grants().member_of(grant) end
 end
 return reply

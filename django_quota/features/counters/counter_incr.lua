@@ -18,8 +18,7 @@ if failed(added) then
   put_back(total_key, before)
   return fault(added, 2)
 end
-use_up(book.grants, -tonumber(amount))
 expire(total_key, ttl)
 expire(month_key, ttl)
-write(book, ttl)
+if book.had_any then need_grants().spend(book, -tonumber(amount), ttl) end
 return { DONE, redis.call('GET', total_key) }

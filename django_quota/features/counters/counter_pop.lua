@@ -8,4 +8,4 @@ local book, problem, value = read_book(1, 2)
 if problem then return problem end
 redis.call('DEL', total_key)
 redis.call('DEL', grants_key)
-return { DONE, value or '0', integer(book.lapsed) }
+return { DONE, value or '0', book.lapsed }

@@ -5,15 +5,14 @@
 --        microseconds
 -- reply  {DONE}; {TOO_FEW} if there is less
 local total_key = KEYS[1]
-local book, problem = read_book(1, 2)
+local book, problem, total = read_book(1, 2)
 if problem then return problem end
-lower(book)
-if not at_least(redis.call('GET', total_key) or '0', ARGV[2]) then
-  put_lapsed_back(book)
+if book.lapsed > 0 then total = need_grants().lower(book) end
+if not at_least(total or '0', ARGV[2]) then
+  if book.lapsed > 0 then need_grants().put_lapsed_back(book) end
   return { TOO_FEW }
 end
 redis.call('DECRBY', total_key, ARGV[2])
-use_up(book.grants, tonumber(ARGV[2]))
 expire(total_key, ARGV[3])
-write(book, ARGV[3])
+if book.had_any then need_grants().spend(book, tonumber(ARGV[2]), ARGV[3]) end
 return { DONE }

@@ -5,28 +5,29 @@
 -- ARGV   [1] now; [2] how much: a whole number from 0 to 2^63 - 1; [3] how long both live from now, in microseconds
 -- reply  {DONE}; {TOO_FEW} if the source has less
 local from_key, to_key = KEYS[1], KEYS[2]
-local source, problem = read_book(1, 3)
+local source, problem, total = read_book(1, 3)
 if problem then return problem end
 -- A key that is not a counter is reported even if nothing moves.
 local destination, other_problem = read_book(2, 4)
 if other_problem then return other_problem end
-lower(source)
-local is_enough, drawn = at_least(redis.call('GET', from_key) or '0', ARGV[2]), {}
-if is_enough and from_key ~= to_key then drawn = use_up(source.grants, tonumber(ARGV[2])) end
+local grants, drawn = need_grants(), {}
+if source.lapsed > 0 then total = grants.lower(source) end
+local is_enough = at_least(total or '0', ARGV[2])
+if is_enough and from_key ~= to_key then drawn = grants.use_up(source.grants, tonumber(ARGV[2])) end
 local failure = not is_enough and { TOO_FEW } or from_key == to_key and { DONE }
-  or not make_room(destination, #drawn) and { TOO_MANY, 4 }
+  or not grants.make_room(destination, #drawn) and { TOO_MANY, 4 }
 if not failure then
   -- Add first: subtracting cannot fail, adding can.
-  local added = credit(destination, ARGV[2], drawn)
+  local added = grants.credit(destination, ARGV[2], drawn)
   failure = added and fault(added, 2)
 end
 if failure then
-  put_lapsed_back(source)
+  if source.lapsed > 0 then grants.put_lapsed_back(source) end
   return failure
 end
 redis.call('DECRBY', from_key, ARGV[2])
 expire(from_key, ARGV[3])
 expire(to_key, ARGV[3])
-write(source, ARGV[3])
-write(destination, ARGV[3])
+if source.had_any then grants.write(source, ARGV[3]) end
+if destination.had_any or destination.grants[1] then grants.write(destination, ARGV[3]) end
 return { DONE }

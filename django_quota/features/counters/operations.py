@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64, Drawn, Total
-from django_quota.engine.operations import Operation, Script, States, script
+from django_quota.engine.operations import Operation, Script, States, lua_source, script
 from django_quota.engine.scatter import Scatter, SlotOf, scatter
 from django_quota.engine.totals import put_total
 
@@ -30,7 +30,21 @@ def _script(name: str) -> Script:
 
 
 def _script_of_books(name: str) -> Script:
-    return script("clock", "lifetimes", "counter_common", "grants", _HERE + "books", _HERE + name)
+    return script("clock", "lifetimes", "counter_common", "book", _HERE + "books", _HERE + name)
+
+
+def _script_of_readers(name: str) -> Script:
+    """Return a script that does not need the time unless the counter has grants."""
+    return Script(
+        lambda: "".join(
+            [lua_source("counter_common"), _timed_book(), *map(lua_source, (_HERE + "books", _HERE + name))]
+        )
+    )
+
+
+def _timed_book() -> str:
+    begins = "function make_grants()\n"
+    return lua_source("book").replace(begins, begins + lua_source("clock") + lua_source("lifetimes"))
 
 
 class FaultError(Exception):
@@ -94,18 +108,18 @@ class Get(CounterOperation):
     Its keys: the total, and the units of it that expire.
     """
 
-    script: ClassVar[Script] = _script_of_books("counter_get")
+    script: ClassVar[Script] = _script_of_readers("counter_get")
     is_reading: ClassVar[bool] = True
 
     def apply(self, states: States, now: int) -> list[Any]:
         counted = self.read(states, now, 1, 0)
-        return [DONE, str(counted), str(counted - self.total(states, now, 1, 2).units)]
+        return [DONE, str(counted), counted - self.total(states, now, 1, 2).units]
 
 
 class Pop(Get):
     """Read a total and set it to zero; the reply is as for `Get`."""
 
-    script: ClassVar[Script] = _script_of_books("counter_pop")
+    script: ClassVar[Script] = _script_of_readers("counter_pop")
     is_reading: ClassVar[bool] = False
 
     def apply(self, states: States, now: int) -> list[Any]:
@@ -118,7 +132,7 @@ class Pop(Get):
 class Grants(Get):
     """Read a total and its grants; the reply is that of `Get`, then the `Credit.member` of each that is not used up."""
 
-    script: ClassVar[Script] = _script_of_books("counter_grants")
+    script: ClassVar[Script] = _script_of_readers("counter_grants")
 
     def apply(self, states: States, now: int) -> list[Any]:
         left = [each.member for each in self.total(states, now, 1, 2).credits if each.left]
