@@ -63,8 +63,7 @@ def related(ann: User, settings: Any) -> None:
 
 
 def page(client: Client, subject: str = USER) -> str:
-    shown: str = client.get(PAGE, {"subject": subject}).content.decode()
-    return shown
+    return str(client.get(PAGE, {"subject": subject}).content.decode())
 
 
 def verdict(shown: str) -> str:
@@ -79,7 +78,7 @@ def words_of(html: str) -> str:
 
 def rules_of(shown: str, subject: str) -> str:
     """Return the form with the rules of a subject."""
-    forms = re.findall(r"<form method=\"post\">.*?</form>", shown, re.DOTALL)
+    forms: list[str] = re.findall(r"<form method=\"post\">.*?</form>", shown, re.DOTALL)
     return next(form for form in forms if f'name="subject" value="{subject}"' in form and "quota-limits" in form)
 
 

@@ -89,8 +89,8 @@ class TestSubject:
 
 @pytest.mark.usefixtures("memory_store")
 def test_a_slot_may_be_held_by_a_network() -> None:
-    def view(request: HttpRequest) -> HttpResponse:
-        inner = concurrency(1, key="ip/24", name="report")(lambda _: HttpResponse("inner"))
+    def view(request: HttpRequest) -> Any:
+        inner: Any = concurrency(1, key="ip/24", name="report")(lambda _: HttpResponse("inner"))
         return inner(RequestFactory().get("/", REMOTE_ADDR=NEIGHBOUR))
 
     outer = concurrency(1, key="ip/24", name="report")(view)
