@@ -27,7 +27,7 @@ from django_quota.core.keys import is_digest
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rule_options import network_of
 from django_quota.core.rules import is_valid_name
-from django_quota.limiting.known_rules import known_rules, known_sizes
+from django_quota.limiting.known_rules import known_keys, known_rules, known_sizes
 from django_quota.operating.related import related_subjects
 from django_quota.subjects.addresses import address_of, is_address, is_network, own_prefixes
 from django_quota.subjects.subject import (
@@ -239,14 +239,12 @@ def override_problems(rule: str, subject: str, *, with_users: bool = True) -> li
     """
     from django_quota.operating.who_counts import who_counts  # noqa: PLC0415 — no page is needed to start
 
-    counts, problems = who_counts(), []
-    if is_group(subject):
-        problems.append(smaller_hint(subject, known_sizes()))
-    else:
-        problems.append(subject_hint(subject, with_users=with_users))
+    problems = [
+        smaller_hint(subject, known_sizes()) if is_group(subject) else subject_hint(subject, with_users=with_users)
+    ]
     if not _is_rate(rule):
         problems.append(rule_hint(rule))
-    if not counts.can_count(rule, subject, is_group=is_group(subject)):
+    if rule in known_keys() and not (counts := who_counts()).can_count(rule, subject, is_group=True):
         words = {"subject": subject, "rule": rule, "meant": counts.key_of(rule)}
         problems.append(
             _('No request has the subject "%(subject)s" under the rule "%(rule)s", which limits "%(meant)s".') % words

@@ -151,6 +151,12 @@ class TestOverrides:
 
         assert statuses(client, *[ADDRESS] * 4) == [200, 200, 200, 429]
 
+    def test_an_override_of_the_network_of_an_ipv6_client_is_about_each_address_in_it(self, settings: Any) -> None:
+        precise = {"rate": "9/m", "key": "ip/32,128", "match": "/limited/"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"precise": precise}}
+
+        assert override_problems("precise", "ip:2001:db8::/64") == []
+
     @pytest.mark.parametrize(
         ("subject", "rule", "is_fine"),
         [
