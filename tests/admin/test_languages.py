@@ -11,6 +11,7 @@ from django_quota import Rule, counter, quota, slot
 from django_quota.core.errors import QuotaError
 from django_quota.core.rates import parse_override_rates
 from django_quota.error_texts import error_in_words
+from django_quota.operating.lookup import smaller_hint
 from django_quota.subjects.subject import override_subject
 from django_quota.testing import clear
 from tests.admin.operators import superuser
@@ -109,7 +110,6 @@ WRONG = {
     "too fine for a bucket": {"rate": "1000000000/s", "rule": "bucket"},
     "a subject without a value": {"subject": "user:"},
     "a wrong address": {"subject": "ip:203.0.113"},
-    "a network that is too small": {"subject": "ip:2001:db8::/96"},
     "a wrong network": {"subject": "ip:203.0.113.0/99"},
     "a wrong date": {"expires_0": "soon", "expires_1": "12:00"},
     "an end before the start": {
@@ -145,7 +145,7 @@ def test_a_form_says_what_is_wrong_in_the_language(language: str, given: dict[st
     [
         (parse_override_rates, "10/parsec"),
         (override_subject, "user:"),
-        (override_subject, "ip:2001:db8::/96"),
+        (override_subject, "ip:203.0.113.0/99"),
         (lambda value: counter("views").incr("user:1", value), "7"),
         (lambda value: counter("views").unique("user:1", value == "7"), "7"),
         (lambda day: counter("views").get("user:1", day=day), "today"),
@@ -169,6 +169,17 @@ def test_an_error_is_english_for_logs_and_translated_for_readers(read: Any, text
     with translation.override(language):
         assert str(caught.value) == english
         assert error_in_words(caught.value) != english
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_network_that_is_smaller_than_a_client_is_reported_in_the_language(language: str) -> None:
+    small = smaller_hint("ip:2001:db8::/96", {(4, 32), (6, 64)})
+
+    with translation.override(language):
+        translated = smaller_hint("ip:2001:db8::/96", {(4, 32), (6, 64)})
+
+    assert "is smaller than a /64" in small
+    assert translated not in ("", small)
 
 
 BROKEN = {"rate": "10/parsec", "tier": {"rate": {"pro": "many"}}, "unrated": {"key": "ip"}, "bucket": {"rate": 5}}

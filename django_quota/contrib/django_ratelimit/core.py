@@ -10,7 +10,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypedDict, cast
 
@@ -28,9 +27,9 @@ from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.http.views import path_of_view
 from django_quota.limiting.api import django_request
-from django_quota.subjects.addresses import MAX_LENGTH, canonical, client_address, own_prefixes
+from django_quota.subjects.addresses import MAX_LENGTH, address_of, canonical, client_address, own_prefixes
 from django_quota.subjects.keys import compile_key, subject_flow
-from django_quota.subjects.subject import named_subject, user_subject
+from django_quota.subjects.subject import user_subject
 from django_quota.types import Outcome
 
 __all__ = ["get_usage", "is_ratelimited"]
@@ -244,10 +243,7 @@ def address_subject(request: HttpRequest) -> str:
     """Return the subject of the client's address; a mask that QUOTA does not know gives a `network:`."""
     address = address_of_request(request)
     subject = f"ip:{address}"
-    with suppress(RuleError):
-        if named_subject(subject) == subject:
-            return subject
-    return f"network:{address}"
+    return subject if address_of(subject) is not None else f"network:{address}"
 
 
 def address_of_request(request: HttpRequest) -> str:
