@@ -206,8 +206,8 @@ class Copier:
             return list(copies)
         put = dict(zip(copies, self._run(WriteStates(copies), patience), strict=True))
         # A key comes twice if SCAN repeats it, or if a call was made again.
-        there = self._target.states([key for key in copies if not put[key]], patience)
-        for key, state in there.items():
+        taken = [key for key in copies if not put[key]]
+        for key, state in self._target.states(taken, patience).items() if taken else ():
             if isinstance(state, StateCopy) and state.value != copies[key].value:
                 raise CopyError(
                     f"Something counts in the new store meanwhile, and has changed {key}. Stop it, and copy again with "

@@ -396,6 +396,16 @@ def test_json_has_each_number(use: Callable[[str], None]) -> None:
     }  # fmt: skip
 
 
+def test_on_a_terminal_it_draws_how_far_it_is(use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    CREDITS.incr(USER, 7)
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+
+    call_command("quota_copy", "--from", "database", "--to", "redis", stdout=io.StringIO(), stderr=terminal)
+
+    assert terminal.getvalue().endswith(f"\rCopying {'█' * 20} 2 of 2\n")
+
+
 def test_quiet_it_says_nothing(use: Callable[[str], None]) -> None:
     assert copy("--verbosity", "0") == ""
 
