@@ -6,10 +6,93 @@ import pytest
 import redis
 from hypothesis.stateful import rule
 
+from django_quota.core.algorithms.fixed_window import WindowCount
+from django_quota.core.algorithms.sliding_window import WindowEntry
+from django_quota.core.algorithms.subscription import PeriodCount
 from django_quota.core.algorithms.token_bucket import Bucket
+from django_quota.core.clock import DAY
+from django_quota.core.keys import KEY_KINDS
 from django_quota.engine.state_copies import ReadStates, StateCopy, WriteStates
 from tests.core.test_state_machines import Counters, Leases, Plans, TakenAhead, Upkeep
-from tests.support.places import SLACK, Machine, run_machine
+from tests.support.places import SLACK, Machine, Places, run_machine
+from tests.support.steps import MINUTE, START
+
+ENDS = START + 10 * MINUTE
+ENTRIES = (WindowEntry(7, 2, START + MINUTE), WindowEntry(9, 2, ENDS))
+
+OF_EACH_KIND: dict[str, tuple[str, Any]] = {
+    "sliding window": ("r:api:sw.60s", ENTRIES),
+    "fixed window": ("r:api:fw.600s", WindowCount(3, ENDS)),
+    "calendar": ("r:api:cal.1day.Europe/Berlin", WindowCount(3, ENDS)),
+    "subscription": ("r:api:sub.1month.UTC", PeriodCount(3, ENDS, START, START)),
+    "token bucket": ("r:api:tb.60s", Bucket(ENDS, START)),
+    "leaky bucket": ("r:api:lb.60s", Bucket(ENDS, START)),
+    "different values": ("r:api:dv.60s", {"a1": START + 1, "b2": ENDS}),
+    "share": ("a:api:sw.60s", {"n1:4:0": ENDS}),
+    "refusals": ("b:api", ENTRIES),
+    "status": ("s", {"b:api": f"{ENDS} 1 {ENDS}", "e:api": str(START)}),
+    "day": ("day:2025-11-21", {"api:a": 3, "api:u": -2, "api:t": "pro"}),
+    "counts aside": ("day:2025-11-21:aside", {"api:a": 3, "#": START}),
+    "counter": ("c:credits", -(2**63)),
+    "days of a counter": ("c:credits:2025-11", {"21": 2**63 - 1}),
+    "lease of units": ("leased:credits", {"n1:60": ENDS}),
+    "settled": ("settled:api:n1:0", "1 2 0 0 -1"),
+    "settled without an answer": ("settled:api:n1:1", ""),
+    "slot": ("l:export", {"token": ENDS}),
+    "how long": ("lately:export", 1_000_000),
+    "seen": ("once:payment", ENDS),
+    "message": ("sent:api:2025-11-21:pro:p1", 7),
+}
+"""The part of a key after the subject, and what it holds."""
+
+
+@pytest.mark.parametrize(("part", "value"), OF_EACH_KIND.values(), ids=OF_EACH_KIND)
+def test_what_redis_was_given_is_read_back(part: str, value: Any, places: Places) -> None:
+    key = f"quota:1:{{user:1}}:{part}"
+
+    assert places.in_redis(WriteStates({key: StateCopy(value, ENDS)}), START) == [1]
+
+    (read,) = places.in_redis(ReadStates([key]), START)
+    assert read.value == value
+    assert read.expires >= ENDS - SLACK
+
+
+def test_each_kind_of_key_is_tried() -> None:
+    tried = {part.partition(":")[0] for part, _ in OF_EACH_KIND.values()}
+    assert tried == KEY_KINDS.keys() - {"u"}  # which cannot be read back
+
+
+@pytest.mark.parametrize("value", ["many", "3.5", ""])
+def test_what_is_no_number_is_foreign(value: str, places: Places, raw: redis.Redis) -> None:
+    raw.set("quota:1:{user:1}:c:credits", value)
+
+    assert places.in_redis(ReadStates(["quota:1:{user:1}:c:credits"]), START) == ["foreign"]
+
+
+@pytest.mark.parametrize(
+    ("part", "command"),
+    [
+        pytest.param("r:api:tb.60s", ("SET", "1 2 3"), id="numbers"),
+        pytest.param("r:api:sw.60s", ("SET", "1 2"), id="string"),
+        pytest.param("r:api:new.60s", ("SET", "1 2"), id="algorithm"),
+        pytest.param("r:api:sw.60s", ("ZADD", "1", "member"), id="member"),
+        pytest.param("c:credits", ("RPUSH", "1"), id="list"),
+        pytest.param("s", ("ZADD", "1", "member"), id="set"),
+    ],
+)
+def test_another_form_is_foreign(part: str, command: tuple[str, ...], places: Places, raw: redis.Redis) -> None:
+    key = f"quota:1:{{user:1}}:{part}"
+    name, *words = command
+    raw.execute_command(name, key, *words)
+
+    assert places.in_redis(ReadStates([key]), START) == ["foreign"]
+
+
+def test_a_key_without_a_ttl_is_kept_as_long_as_the_sweep_would(places: Places, raw: redis.Redis) -> None:
+    key = "quota:1:{user:1}:c:credits"
+    raw.set(key, 5)
+
+    assert places.in_redis(ReadStates([key]), START) == [StateCopy(5, START + 400 * DAY)]
 
 
 class Exchanged(Machine):
