@@ -321,6 +321,18 @@ def test_a_lost_wire_is_one_failure_and_each_call_follows_its_on_unavailable(sil
     assert len(silent) == 1
 
 
+def test_a_connection_asks_nothing_that_python_3_14_warns_of(
+    redis_server: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(_: object) -> bool:
+        raise DeprecationWarning("'asyncio.iscoroutinefunction' is deprecated")
+
+    monkeypatch.setattr("redis.asyncio.connection.asyncio.iscoroutinefunction", asked)
+    settings.CACHES = caches(redis_server)
+
+    assert not asyncio.run(acheck("9/m", "user:1")).degraded
+
+
 def test_a_function_of_the_site_greets_the_server(redis_server: RedisServer, settings: Any) -> None:
     greeted: list[Any] = []
 

@@ -72,6 +72,10 @@ CLOSING = 1.0
 _CAN_READ = "can_read" if hasattr(aioredis.Connection, "can_read") else "can_read_destructive"
 """The method that finds a closed connection and stray bytes; redis-py 8 renamed it."""
 
+_GREETS = "on_connect_check_health" if hasattr(aioredis.Connection, "on_connect_check_health") else "on_connect"
+"""The method that greets a server; newer versions renamed it. It is replaced, and not the option `redis_connect_func`:
+with that, redis-py asks `asyncio` what kind of function it is, which Python 3.14 warns of."""
+
 
 class _Waiting(NamedTuple):
     """A call that is not sent yet."""
@@ -439,17 +443,20 @@ class AsyncWire:
             connection = self._source.make()
             if hasattr(connection, "path"):  # a Unix socket connects at once, and redis-py greets within that
                 first = options["socket_timeout"]
-            of_redis_py, own = connection.socket_connect_timeout, connection.redis_connect_func
+            of_redis_py = connection.socket_connect_timeout
             connection.socket_timeout = connection.socket_connect_timeout = None
+            own = connection.redis_connect_func
+            how = _GREETS if own is None else "redis_connect_func"
+            says = getattr(connection, how)
 
-            async def greet(connection: Any) -> None:
+            async def greet(*given: Any, **options_of_method: Any) -> None:
                 """Say who we are. A server that answers nothing costs no more than for a command."""
                 self._connecting = waiting, self._late(options["socket_timeout"])
-                greeted = connection.on_connect() if own is None else own(connection)
+                greeted = says(*given, **options_of_method)
                 if isawaitable(greeted):
                     await greeted
 
-            connection.redis_connect_func = greet
+            setattr(connection, how, greet)
             try:
                 async with asyncio.timeout(None) as waiting:
                     self._connecting = waiting, self._late(first * (1 + sentinels))
@@ -457,7 +464,11 @@ class AsyncWire:
                         await cancellable(connection.connect())
                     finally:
                         self._connecting = None
-                connection.socket_connect_timeout, connection.redis_connect_func = of_redis_py, own  # as it was
+                connection.socket_connect_timeout = of_redis_py  # as it was
+                if own is None:
+                    delattr(connection, how)  # the method is there again
+                else:
+                    connection.redis_connect_func = own
                 if await getattr(connection, _CAN_READ)() or self._source.leads_elsewhere(connection):
                     raise ConnectFailedError(NOT_ALONE)  # noqa: TRY301
             except BaseException as error:
