@@ -31,7 +31,7 @@ from django_quota.runtime import runtime
 from django_quota.stores import scanning
 from django_quota.testing import QuotaKit, RedisServer, freeze, running_redis
 from django_quota.types import Lease
-from tests.support import inputs, selection
+from tests.support import inputs, runs, selection
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.commands import PATIENCE
 from tests.support.databases import (
@@ -67,10 +67,13 @@ __all__ = ["clock", "mute", "places", "sentinel_port", "slot_site", "unpolled"] 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     selection.add_option(parser)
+    runs.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(selection.Selection(config))
+    if config.getoption("record") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(runs.Recorder(config))
     config.pluginmanager.register(Timeouts(everything=config.getoption("all") or inputs.TIMES > 1))
     inputs.prepare(everything=config.getoption("all"))
 

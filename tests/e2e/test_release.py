@@ -2,6 +2,8 @@
 
 import re
 import tomllib
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import noxfile
+from tests.support import runs
 from tests.support.pages import ROOT, read
 
 PYPROJECT = tomllib.loads(read("pyproject.toml"))
@@ -17,10 +20,37 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 RELEASE = yaml.safe_load(read(".github/workflows/release.yml"))["jobs"]
 
 
-def test_the_versions_that_the_classifiers_name_are_run_and_the_oldest_are_those_required() -> None:
-    named = re.findall(r":: (\w+) :: (\d+\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
-    run = {"Python": noxfile.PYTHONS, "Django": list(noxfile.DJANGOS)}
-    assert {name: [version for whose, version in named if whose == name] for name in run} == run
+def classified(name: str) -> list[str]:
+    """Return the versions of Python or Django that the classifiers name."""
+    return re.findall(rf":: {name} :: (\d+\.\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["Python", "Django"])
+def test_the_classifiers_name_what_all_tests_have_passed_on(name: str) -> None:
+    passed = {runs.minor(getattr(run, name.lower())) for run in runs.recorded() if not run.failed}
+    assert classified(name)
+    assert set(classified(name)) <= passed
+
+
+def test_nox_runs_the_versions_that_the_classifiers_name() -> None:
+    assert set(classified("Python")) <= set(noxfile.PYTHONS)
+    assert set(classified("Django")) <= noxfile.DJANGOS.keys()
+
+
+def test_a_run_replaces_the_last_one_of_the_same_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(runs, "RECORD", tmp_path / "runs.json")
+    runs.RECORD.write_text("[]")
+    first = runs.Run("3.13.0", "6.1.3", {"redis": "8.1.0"}, ["Redis 7.0.15"], "2026-11-28", 10, 2)
+    later = replace(first, python="3.13.1", on="2026-12-01", passed=11)
+    other = replace(first, python="3.9.1")
+
+    for run in (first, other, later):
+        runs.keep(run)
+
+    assert runs.recorded() == [other, later]
+
+
+def test_the_oldest_versions_that_nox_runs_are_those_required() -> None:
     clients = zip(("redis", "django-redis"), noxfile.CLIENTS[0], strict=True)
     lowest = [f"django=={next(iter(noxfile.DJANGOS))}.2", *(f"{name}=={version}" for name, version in clients)]
     assert sorted(noxfile.lowest_versions()[:3]) == sorted(lowest)

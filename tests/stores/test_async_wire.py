@@ -333,6 +333,7 @@ def test_a_connection_asks_nothing_that_python_3_14_warns_of(
     assert not asyncio.run(acheck("9/m", "user:1")).degraded
 
 
+@pytest.mark.filterwarnings("ignore:'asyncio.iscoroutinefunction'")  # redis-py asks it of a function of the site
 def test_a_function_of_the_site_greets_the_server(redis_server: RedisServer, settings: Any) -> None:
     greeted: list[Any] = []
 

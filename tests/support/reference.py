@@ -6,6 +6,7 @@
 `<!-- errors -->`, `<!-- signals -->`          those of `django_quota.exceptions` and `django_quota.signals`
 `<!-- command quota_sweep -->`                 the options of a command
 `<!-- keys -->`                                the kinds of keys in Redis
+`<!-- runs -->`                                what was run when, see `tests.support.runs`
 
 Below `<!-- names of django_quota, ... -->` each heading `### check` names a function or class of these modules: the
 paragraph and the list right below it are made from the code. Both forms have the first paragraph of the docstring:
@@ -28,9 +29,11 @@ from typing import Any, Literal, TypeVar, get_origin
 
 from django.core.management.base import BaseCommand
 
+from tests.support import runs
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "CONTRIBUTING.md"]
-PART = re.compile(r"<!-- (list|command|errors|signals|keys) ?([^>]*) -->\n.*?<!-- end -->", re.DOTALL)
+PART = re.compile(r"<!-- (list|command|errors|signals|keys|runs) ?([^>]*) -->\n.*?<!-- end -->", re.DOTALL)
 NAMED = re.compile(
     r"^### (\w+)\n\n(?:```text\n.*?```\n\n)?(?:[^\n]+\n)+(?:\n(?:\* [^\n]+\n)+)?", re.DOTALL | re.MULTILINE
 )
@@ -44,7 +47,8 @@ def updated(page: str) -> str:
 
 
 def _part(part: re.Match[str]) -> str:
-    made = {"list": _list, "command": _command, "errors": _errors, "signals": _signals, "keys": _keys}[part[1]](part[2])
+    makers = {"list": _list, "command": _command, "errors": _errors, "signals": _signals, "keys": _keys, "runs": _runs}
+    made = makers[part[1]](part[2])
     return f"{part[0].partition('-->')[0]}-->\n\n{made}\n\n<!-- end -->"
 
 
@@ -201,6 +205,13 @@ def _keys(_: str) -> str:
     named = re.compile(r"(?<![\w`])((?:\w+:)*\w*:?<[^>]+>(?::<[^>]+>)?)")
     rows = [(f"quota:1:{{{of}}}:{kind}...", _in_cell(named.sub(r"`\1`", text))) for of, kind, text in kinds]
     return _table("key", "what it holds", rows)
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def _runs(_: str) -> str:
+    return runs.table()
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
