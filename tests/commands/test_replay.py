@@ -431,6 +431,13 @@ def test_a_format_is_read(text: str, agent: str | None) -> None:
     assert ("header:user-agent" in log_format.fields) == (agent is not None)
 
 
+@pytest.mark.parametrize("fields", [{}, {"query": ""}, {"query": "?"}, {"query": "-"}], ids=repr)
+def test_a_line_without_a_query_has_an_empty_one(fields: dict[str, str]) -> None:
+    text = json.dumps({"time": 1_763_700_000, "ip": "203.0.113.9", "method": "GET", "path": "/a/", **fields})
+
+    assert find_format([text]).read(text).query == ""
+
+
 @pytest.mark.parametrize("header", ["Timestamp", "Time", "Ts", "Client-Ip", "Method", "Uri", "Host", "X.ts"])
 def test_a_header_of_the_client_is_not_a_field_of_the_server(header: str) -> None:
     chosen = {**CADDY, "request": {**CADDY["request"], "headers": {"User-Agent": ["curl"], header: ["1"]}}}  # type: ignore[dict-item]

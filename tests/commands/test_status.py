@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from io import StringIO
 from itertools import takewhile
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import redis
 from django.contrib.auth import authenticate
 from django.contrib.auth.models import User
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError
 from django.http import HttpResponse
 from django.test import RequestFactory
@@ -27,6 +28,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from tests.support.commands import said
+from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
 
@@ -321,6 +323,25 @@ class TestRedisThatTakesNoChanges:
 
     def test_a_note_repeats_what_redis_says(self) -> None:
         assert "Note: Redis takes no changes, so nothing is counted. It says: " in run("quota_status", SUBJECT)
+
+
+@pytest.mark.django_db
+class TestStoreThatDoesNotAnswer:
+    """The status says why there are no figures, then what that means for the site."""
+
+    @pytest.fixture(params=["allow", "deny"])
+    def notes(self, request: pytest.FixtureRequest, rules: None, settings: Any) -> tuple[str, str]:
+        """How rules decide meanwhile, and what the command notes."""
+        settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": request.param}
+        notes = StringIO()
+        with no_answer(), pytest.raises(CommandError, match="it is gone"):
+            call_command("quota_status", SUBJECT, stdout=StringIO(), stderr=notes)
+        return request.param, notes.getvalue()
+
+    def test_a_note_says_that_nothing_is_limited_if_that_is_so(self, notes: tuple[str, str]) -> None:
+        how, noted = notes
+
+        assert ("The store fails, so nothing is limited" in noted) == (how == "allow")
 
 
 @pytest.mark.usefixtures("database")
