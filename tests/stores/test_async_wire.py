@@ -333,6 +333,30 @@ def test_a_connection_asks_nothing_that_python_3_14_warns_of(
     assert not asyncio.run(acheck("9/m", "user:1")).degraded
 
 
+@pytest.mark.parametrize(
+    ("said", "is_failure"),
+    [(b"-LOADING Redis is loading\r\n", True), (b"-ERR wrong\r\n", False)],
+    ids=["it cannot serve yet", "it serves"],
+)
+def test_a_reply_counts_as_a_failure_of_the_server_only_if_it_cannot_serve(
+    said: bytes, is_failure: bool, settings: Any
+) -> None:
+    def serve(connection: Any) -> None:
+        while data := connection.recv(65_536):
+            if b"EVAL" in data:
+                connection.sendall(said)
+            else:
+                connection.sendall(
+                    b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in data else b"+OK\r\n" * data.count(b"*")
+                )
+
+    with listening(serve) as port:
+        settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0", 60)
+        decision = asyncio.run(acheck("9/m", "user:1"))
+
+        assert (decision.degraded, redis_store().server.breaker.has_failed) == (True, is_failure)
+
+
 @pytest.mark.filterwarnings("ignore:'asyncio.iscoroutinefunction'")  # redis-py asks it of a function of the site
 def test_a_function_of_the_site_greets_the_server(redis_server: RedisServer, settings: Any) -> None:
     greeted: list[Any] = []
