@@ -594,12 +594,13 @@ class TestActionsOnAllRows:
 
         assert QuotaOverride.objects.filter(mode="blocked").count() == 4
 
-    def test_more_than_a_bound_are_left(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("django_quota.admin.override_admin.MAX_BULK_CHANGES", 3)
+    @pytest.mark.parametrize(("most", "changed"), [(3, 0), (4, 4)], ids=["below their number", "their number"])
+    def test_more_than_a_bound_are_left(self, most: int, changed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.admin.override_admin.MAX_BULK_CHANGES", most)
 
-        do(superuser(), "block_selected", [], **self.EVERYTHING)
+        do(superuser(), "block_selected", [], **self.EVERYTHING, _locks_me_out="1")
 
-        assert not QuotaOverride.objects.filter(mode="blocked").exists()
+        assert QuotaOverride.objects.filter(mode="blocked").count() == changed
 
 
 class TestRulePage:

@@ -40,6 +40,8 @@ DICTS = [{"path": "/a/", "host": "one.example"}, {"path": "/b/", "host": "two.ex
         ("/files/*.zip", [Place("/files/a.zip")], [Place("/files/a/b.zip"), Place("/files/a.zip/more")]),
         ("/files/**.zip", [Place("/files/a/b.zip")], [Place("/files/a/b.zi")]),
         ("/**/admin/", [Place("/de/x/admin/")], [Place("/admin/")]),
+        ("/a/**/b/**/b/", [Place("/a/1/b/2/b/"), Place("/a/b/b/1/b/b/")], [Place("/a/1/b/"), Place("/a/b/1/b/")]),
+        ("/a/**/b/**/c/", [Place("/a/1/b/2/c/")], [Place("/a/1/c/2/b/"), Place("/a/1/c/"), Place("/a/1/b/c/")]),
         ("re:^/v[12]/", [Place("/v1/x")], [Place("/v3/x")]),
         ("re:zip$", [Place("/files/a.zip")], [Place("/files/a.zip/x")]),
         ("api:search", [Place(view="api:search")], [Place(view="api:searches"), Place(view="search")]),
