@@ -144,6 +144,13 @@ def test_the_last_are_found_over_many_pages_the_oldest_first(raw: redis.Redis, m
     assert len(shown("--last", "100")) == 20
 
 
+def test_without_a_number_the_last_twenty_are_printed(raw: redis.Redis) -> None:
+    for number in range(22):
+        tell(raw, f"user:{number}")
+
+    assert [line.split()[4] for line in shown()] == [f"user:{number}" for number in range(2, 22)]
+
+
 @pytest.fixture
 def four_events(redis_cache: Any, raw: redis.Redis) -> None:
     tell(raw, "ip:1", START, until=START + 61 * SECOND)

@@ -228,6 +228,9 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: check("search", "user:1", burst=3), "has its own options"),
     (lambda: cast("Any", check)("2/m", "user:1", exempt="10.0.0.0/8"), "exempt= chooses requests"),
     (lambda: cast("Any", check)("2/m", "user:1", settle=len), "settle= needs a response"),
+    (lambda: cast("Any", check)("2/m", "user:1", count_when=bool), "count_when= needs a response"),
+    (lambda: cast("Any", check)("2/m", "user:1", costs={"export": 5}), r"costs= needs a request.* Use cost= here"),
+    (lambda: cast("Any", check)("2/m", "user:1", match="/"), "match"),
 ]  # fmt: skip
 
 

@@ -146,9 +146,10 @@ def test_the_wait_of_a_block_is_its_own_even_if_another_limit_is_used_up_for_lon
 @pytest.mark.parametrize(
     ("rule", "name"),
     [('a"b\\', "a%22b%5C"), ("größe", "gr%C3%B6%C3%9Fe"), ("a\r\nb", "a%0D%0Ab"), ("shop.views.Buy#2", "Buy#2"),
-     ("10/m", "10/m"), ("end.", "end.")],
+     ("10/m", "10/m"), ("end.", "end."), ("shop.views.Buy(plan='a.b')", "Buy"), ("shop.views.Buy(n=(1,))#2", "Buy#2"),
+     ("shop.views.Buy(text='a\nb')", "Buy"), ("(all)", "(all)")],
 )  # fmt: skip
-def test_a_name_is_quoted_and_no_module_path_leaks(rule: str, name: str) -> None:
+def test_a_name_is_quoted_and_no_module_path_or_argument_leaks(rule: str, name: str) -> None:
     ((shown, _),) = parsed(quota("10/m", name=rule)(view)(get()), "RateLimit-Policy")
     assert shown == name
 
@@ -330,6 +331,12 @@ def refused_page(rate: str = "1/m", request: HttpRequest | None = None, later: i
         check(rate, "global", cost=peek(rate, "global").remaining or 1)
     with freeze(NOW + later):
         return Page(refusal_response(request or page_request(), check(rate, "global")))
+
+
+def test_a_limit_that_admits_nothing_has_no_bar() -> None:
+    page = Page(refusal_response(page_request(), check("0/m", "global", 5)))
+
+    assert page.all("meter") == []
 
 
 @pytest.fixture(autouse=True)
