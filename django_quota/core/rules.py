@@ -579,7 +579,8 @@ _CONFLICTS = (
         "store",
         "a process that is killed loses what it has taken ahead, and this store is for what must last",
     ),
-    ("ban", "store", "a ban is kept where most rules count"),
+    ("ban", "store", "a ban is kept where the other rules count"),
+    ("count_refused", "store", "a request that the other rules refuse takes nothing of the database"),
     *((option, "distinct", _VALUES) for option in ("algorithm", "precision", "count_refused", "cost", "costs")),
 )
 """Options that exclude each other, and why."""
