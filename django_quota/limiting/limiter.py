@@ -329,11 +329,12 @@ class Limiter:
         self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
         """Return the flow that asks the store; it also returns what this process has taken ahead."""
-        asking: Callable[..., Flow[Answer]] = self._ask_flow
-        if Rule.any_in_database and self._open_database is not None and any(map(_in_database, hits)):
-            asking = self._ask_both_flow
+        is_mixed = Rule.any_in_database and self._open_database is not None and any(map(_in_database, hits))
         if not (CompiledRule.any_prefetches and takes_ahead(hits)):
-            return asking(hits, resolved, mode, scope, frozen)
+            if is_mixed:
+                return self._ask_both_flow(hits, resolved, mode, scope, frozen)
+            return self._ask_flow(hits, resolved, mode, scope, frozen, self.first)
+        asking = self._ask_both_flow if is_mixed else partial(self._ask_flow, asked=self.first)
         ask = partial(asking, resolved=resolved, mode=mode, scope=scope, frozen=frozen)
         return self.prefetch.around_flow(resolved, hits, mode, overrides.table, ask)
 
@@ -351,7 +352,7 @@ class Limiter:
         ours = [hit for hit in hits if not hit.compiled.is_in_database]
         theirs = [hit for hit in hits if hit.compiled.is_in_database]
         part = resolved.part(in_database=False)
-        first_answer = yield from self._ask_flow(ours, part, mode, scope, frozen, is_part=True)
+        first_answer = yield from self._ask_flow(ours, part, mode, scope, frozen, self.first, is_part=True)
         later: AskMode | Settlement = "peek" if mode == "check" and first_answer.decision.enforced else mode
         part = resolved.part(in_database=True)
         try:
@@ -378,16 +379,14 @@ class Limiter:
         mode: AskMode | Settlement,
         scope: Scope,
         frozen: int | None,
-        asked: CountingStore | None = None,
+        asked: CountingStore,
         *,
         is_part: bool = False,
     ) -> Flow[Answer]:
         """Return the answer of a store, or of each rule's `on_unavailable`; send the signals of either.
 
-        `frozen`: the time that a test has set (microseconds). `asked`: None for the first store. `is_part`: the caller
-        sends the signals of the answer.
+        `frozen`: the time that a test has set (microseconds). `is_part`: the caller sends the signals of the answer.
         """
-        asked = asked or self.first
         outages, store, counts = asked.outages, asked.store, mode in ("check", "force")
         if outages.is_on and counts and store.is_refusing() and self.fallback.allows(resolved):
             return Answer(resolved, resolved.unlimited(degraded=True), hits)

@@ -1,16 +1,42 @@
 """`store="database"`: a rule or a counter that counts in the database, while bursts count in Redis or in memory."""
 
+import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 
-from django_quota import check, check_all, counter, peek, refund, reserve, reset
+from django_quota import (
+    Rule,
+    acheck_all,
+    apeek,
+    check,
+    check_all,
+    counter,
+    limits_of,
+    peek,
+    quota,
+    refund,
+    reserve,
+    reserve_all,
+    reset,
+)
+from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
+from django_quota.core.flow import run_sync
+from django_quota.features.resets.calls import reset_found
+from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.registry import get_limiter
+from django_quota.operating.inspection import load_snapshot
+from django_quota.signals import near_limit
 from django_quota.testing import RedisServer
+from django_quota.types import Reservation
 from tests.support.stores import caches, named, programs
 
+PREPAID = counter("prepaid", store="database")
 MONTH = {"rate": "5/month", "algorithm": "calendar", "store": "database"}
 
 
@@ -28,6 +54,15 @@ def bursts(
     else:
         settings.CACHES = caches(started(request.param))
         flush()
+
+
+def break_store(monkeypatch: pytest.MonkeyPatch, *, database: bool) -> None:
+    """Let one of the stores not answer."""
+
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("it was broken by the test")
+
+    monkeypatch.setattr(get_limiter().counting_in(database=database).store, "run", fail)
 
 
 def flush() -> None:
@@ -78,18 +113,218 @@ def test_both_are_taken_together() -> None:
 
 
 @pytest.mark.usefixtures("bursts")
-def test_a_counter_and_rule() -> None:
-    prepaid = counter("credits", store="database")
-    prepaid.incr("user:1", 10)
+def test_credits_outlive_the_first_store() -> None:
+    PREPAID.incr("user:1", 10)
     flush()
-    with reserve("month", "user:1", 2):
-        pass
-    assert check_all([("burst", "user:1"), (prepaid, "user:1", 4)]).allowed
-    assert not check_all([("burst", "user:1"), (prepaid, "user:1", 7)]).allowed
-    assert prepaid.get("user:1") == 6
-    assert peek("burst", "user:1").remaining == 2
-    assert counter("credits").get("user:1") == 0
-    refund("month", "user:1", 1)
-    assert peek("month", "user:1").remaining == 4
-    reset("month", "user:1")
+    assert PREPAID.get("user:1") == 10
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_counter_in_the_database_is_not_the_one_of_its_name_in_the_first_store() -> None:
+    PREPAID.incr("user:1", 10)
+    assert counter("prepaid").get("user:1") == 0
+
+
+@pytest.mark.usefixtures("bursts")
+@pytest.mark.parametrize(("credits_taken", "credits_left", "burst_left"), [(4, 6, 2), (11, 10, 3)])
+def test_credits_are_taken_together_with_a_burst(credits_taken: int, credits_left: int, burst_left: int) -> None:
+    PREPAID.set("user:1", 10)
+    check_all([("burst", "user:1"), (PREPAID, "user:1", credits_taken)])
+    assert (PREPAID.get("user:1"), peek("burst", "user:1").remaining) == (credits_left, burst_left)
+
+
+@pytest.mark.usefixtures("bursts")
+def test_async_calls_are_all_or_nothing() -> None:
+    async def taken() -> list[Any]:
+        await PREPAID.aset("user:1", 10)
+        decision = await acheck_all([("burst", "user:1"), ("month", "user:1"), (PREPAID, "user:1", 11)])
+        return [decision.rule, *[(await apeek(rule, "user:1")).remaining for rule in ("burst", "month")]]
+
+    assert asyncio.run(taken()) == ["prepaid", 3, 5]
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_refund_goes_to_the_database() -> None:
+    check("month", "user:1", 4)
+    assert refund("month", "user:1", 3).remaining == 4
+
+
+@pytest.mark.usefixtures("bursts")
+@pytest.mark.parametrize("rule", ["month", "*"])
+def test_a_reset_reaches_the_database(rule: str) -> None:
+    check("month", "user:1", 4)
+    reset(rule, "user:1")
     assert peek("month", "user:1").remaining == 5
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_reset_of_all_that_is_found_reaches_the_database() -> None:
+    check("4/week", "user:1", 4, store="database")
+    reset_found(None, "user:1")
+    assert peek("4/week", "user:1", store="database").remaining == 4
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_reservation_is_settled_in_both_stores() -> None:
+    reservation = reserve_all([("burst", "user:1", 3), ("month", "user:1", 5)])
+    reservation.settle({"burst": 1, "month": 2})
+    assert [peek(rule, "user:1").remaining for rule in ("burst", "month")] == [2, 3]
+
+
+@pytest.mark.usefixtures("bursts")
+@pytest.mark.parametrize("named", [True, False], ids=["a rule of the settings", "a rule of the call"])
+def test_a_saved_reservation_is_settled_once_in_the_database(named: bool) -> None:
+    rule = Rule.make("calls", "9/week", store="database") if not named else "month"
+    PREPAID.set("user:1", 10)
+    saved = reserve_all([(rule, "user:1", 5), (PREPAID, "user:1", 5)]).dumps()
+    before = peek(rule, "user:1").remaining or 0
+    for _ in range(2):
+        Reservation.loads(saved).settle(2)
+    assert ((peek(rule, "user:1").remaining or 0) - before, PREPAID.get("user:1")) == (3, 8)
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_lease_of_credits_is_renewed_in_the_database() -> None:
+    PREPAID.set("user:1", 10)
+    reservation = reserve(PREPAID, "user:1", 4, lease="10m")
+    run_sync(reservation.keeping())
+    reservation.cancel()
+    assert PREPAID.get("user:1") == 10
+
+
+@pytest.mark.usefixtures("bursts")
+def test_without_the_first_store_the_month_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_store(monkeypatch, database=False)
+    decision = check_all([("burst", "user:1"), ("month", "user:1", 2)])
+    assert (decision.allowed, decision.degraded) == (True, True)
+    assert peek("month", "user:1").remaining == 3
+
+
+@pytest.mark.usefixtures("bursts")
+def test_without_the_first_store_a_full_month_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    check("month", "user:1", 5)
+    break_store(monkeypatch, database=False)
+    assert not check_all([("burst", "user:1"), ("month", "user:1")]).allowed
+
+
+@pytest.mark.usefixtures("bursts")
+def test_without_the_database_its_rules_decide_by_on_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_store(monkeypatch, database=True)
+    decision = check_all([("burst", "user:1"), ("month", "user:1")])
+    assert (decision.allowed, decision.degraded) == (True, True)
+    assert peek("burst", "user:1").remaining == 2
+
+
+@pytest.mark.usefixtures("bursts")
+def test_without_the_database_credits_refuse_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_store(monkeypatch, database=True)
+    assert not check_all([("burst", "user:1"), (PREPAID, "user:1")]).allowed
+    assert peek("burst", "user:1").remaining == 3
+
+
+@pytest.mark.usefixtures("bursts")
+def test_an_outage_of_the_database_is_not_one_of_the_first_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_store(monkeypatch, database=True)
+    check("month", "user:1")
+    limiter = get_limiter()
+    assert [limiter.counting_in(database=each).outages.is_on for each in (False, True)] == [False, True]
+
+
+@pytest.mark.usefixtures("bursts")
+def test_the_signal_of_a_share_is_not_sent_for_a_hit_that_is_given_back() -> None:
+    told = []
+
+    def listen(sender: object, rule: Rule, **_: object) -> None:
+        told.append(rule.name)
+
+    near_limit.connect(listen)
+    check("month", "user:1", 5)
+    told.clear()
+    check_all([("burst", "user:1", 3), ("month", "user:1")])
+    near_limit.disconnect(listen)
+    assert told == []
+
+
+@pytest.mark.usefixtures("bursts")
+def test_usage_of_today_outlives_the_first_store() -> None:
+    check("month", "user:1", 3)
+    flush()
+    ((rules),) = recent_usage("user:1").values()
+    assert rules["month"].units == 3
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_subject_is_shown_with_what_the_database_counts() -> None:
+    check("month", "user:1", 3)
+    (month,) = [limit for limit in load_snapshot("user:1").limits if limit.rule == "month"]
+    assert (month.used, month.source.endswith(" (in the database)")) == (3, True)
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_scan_shows_rates_that_only_a_call_counts_in_the_database() -> None:
+    check("4/week", "user:1", 3, store="database")
+    limits = [limit for limit in load_snapshot("user:1", scan=True).limits if limit.used]
+    assert [(limit.rule, limit.used) for limit in limits] == [("4/w", 3)]
+
+
+def test_counts_stay_when_the_site_moves_to_another_redis(settings: Any, states_on_sqlite: str) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "KEY_PREFIX": "shop"}}
+    settings.QUOTA = {"DATABASE": states_on_sqlite}
+    PREPAID.set("user:1", 10)
+    settings.QUOTA = {"DATABASE": states_on_sqlite, "REDIS": "redis://other.invalid"}
+    assert PREPAID.get("user:1") == 10
+
+
+def test_counts_stay_when_the_whole_site_moves_to_the_database(settings: Any, states_on_sqlite: str) -> None:
+    settings.QUOTA = {"STORE": "memory", "DATABASE": states_on_sqlite}
+    PREPAID.set("user:1", 10)
+    settings.QUOTA = {"STORE": "database", "DATABASE": states_on_sqlite}
+    assert counter("prepaid").get("user:1") == 10
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"store": "redis"}, "store='redis' is not a store of its own. Use 'database', or leave it out"),
+        ({"store": True}, "store=True is not a store of its own."),
+        ({"store": "database", "prefetch": True}, "prefetch= cannot be combined with store="),
+        ({"store": "database", "ban": {"after": "5/m", "for": "1h"}}, "ban= cannot be combined with store="),
+        ({"store": "database", "count_refused": True}, "count_refused= cannot be combined with store="),
+    ],
+    ids=["another store", "not a string", "units ahead", "a ban", "counted refusals"],
+)
+def test_what_does_not_fit_is_an_error(options: Any, problem: str) -> None:
+    with pytest.raises(RuleError, match=re.escape(problem)):
+        Rule.make("month", "5/month", **options)
+
+
+def test_a_wrong_store_of_a_counter_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"counter\('prepaid', store='redis'\) is not a store of its own"):
+        counter("prepaid", store="redis")  # type: ignore[arg-type]
+
+
+def test_two_rules_of_one_name_have_one_store(settings: Any, states_on_sqlite: str) -> None:
+    settings.QUOTA = {"STORE": "memory", "DATABASE": states_on_sqlite}
+    rules = [Rule.make("api", "5/m"), Rule.make("api", "9/week", store="database")]
+    assert not rules[0].is_compatible_with(rules[1])
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_view_may_count_in_both_stores(rf: RequestFactory) -> None:
+    @quota(rule="month")
+    @quota(rule="burst")
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    statuses = [view(rf.get("/", REMOTE_ADDR="203.0.113.9")).status_code for _ in range(4)]
+    flush()
+    assert statuses == [200, 200, 200, 429]
+    assert peek("month", "ip:203.0.113.9").remaining == 2
+
+
+@pytest.mark.usefixtures("bursts")
+def test_the_limits_of_a_subject_are_those_of_both_stores() -> None:
+    check("month", "ip:203.0.113.9", 2)
+    shown = limits_of("ip:203.0.113.9")
+    left = {each.rule: each.remaining for each in shown.outcomes}
+    assert (left["burst"], left["month"]) == (3, 3)
