@@ -28,9 +28,9 @@ from django_quota.documentation import page
 from django_quota.error_texts import error_in_words
 from django_quota.features.events.floods import Flood, with_floods
 from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED, Event, EventFilter, event_log
-from django_quota.limiting.known_rules import counting_stores, long_rules
+from django_quota.limiting.known_rules import long_rules
 from django_quota.limiting.overrides import overrides
-from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.registry import counting_stores, get_limiter
 from django_quota.models import DailyCounter
 from django_quota.operating.activity import MINUTES, activity
 from django_quota.operating.health import Health, health, nothing_is_limited

@@ -25,7 +25,7 @@ from django_quota.core.keys import field as escaped_rule
 from django_quota.error_texts import error_in_words
 from django_quota.features.usage.days import Count, recent_days, row_name, row_part, today, total, waiting
 from django_quota.features.usage.rollup import move
-from django_quota.limiting.known_rules import counting_stores
+from django_quota.limiting.registry import counting_stores
 from django_quota.models import DailyCounter
 from django_quota.operating.lookup import subject_hint
 from django_quota.subjects.subject import named_subject

@@ -21,8 +21,6 @@ from django_quota.conf import current, limits_logins, rule_of
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, did_you_mean
 from django_quota.core.rules import Rule, parts_of_key
-from django_quota.limiting.limiter import CountingStore
-from django_quota.limiting.registry import get_limiter
 from django_quota.runtime import runtime
 from django_quota.subjects.addresses import own_prefixes, prefixes_of
 
@@ -69,15 +67,6 @@ def known_rules() -> dict[str, Rule | str]:
     for rule in rules_of_requests():
         rules.setdefault(rule.name, rule)
     return rules
-
-
-def counting_stores() -> Sequence[CountingStore]:
-    """Return the stores that count: that of the settings, then the database if a rule or a counter is known to use it.
-
-    A counter is known from when the process made it.
-    """
-    known_rules()
-    return get_limiter().stores_in_use()
 
 
 def long_rules() -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from django_quota.conf import current
 from django_quota.core.clock import frozen_now
 from django_quota.core.flow import IOCall
 from django_quota.engine.operations import Operation
-from django_quota.limiting.limiter import Limiter
+from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.limiter import CountingStore, Limiter
 from django_quota.runtime import runtime
 from django_quota.stores.base import Store
 from django_quota.stores.database.store import DatabaseStore
@@ -47,6 +49,15 @@ def store_call(operation: Operation, *, in_database: bool = False) -> IOCall:
     """
     store = get_limiter().counting_in(database=in_database).reporting_store
     return IOCall(store.run, store.arun, operation, frozen_now())
+
+
+def counting_stores() -> Sequence[CountingStore]:
+    """Return the stores that count: that of the settings, then the database if a rule or a counter is known to use it.
+
+    A counter is known from when the process made it.
+    """
+    known_rules()
+    return get_limiter().stores_in_use()
 
 
 def make_store(name: str) -> Store:

@@ -28,9 +28,8 @@ from django_quota.core import clock
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.core.rates import parse_duration
-from django_quota.limiting.known_rules import counting_stores
 from django_quota.limiting.limiter import CountingStore
-from django_quota.limiting.registry import get_limiter, which_redis
+from django_quota.limiting.registry import counting_stores, get_limiter, which_redis
 from django_quota.operating.lookup import rule_hint, subject_hint
 from django_quota.stores.base import Store
 from django_quota.subjects.addresses import is_address

@@ -42,7 +42,6 @@ from django_quota.features.subject_contents import (
 from django_quota.features.usage.days import Count, last_tiers, recent_usage
 from django_quota.limiting.known_rules import (
     NamedRule,
-    counting_stores,
     known_keys,
     known_rules,
     known_slots,
@@ -50,7 +49,7 @@ from django_quota.limiting.known_rules import (
 )
 from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.overrides import overrides
-from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.registry import counting_stores, get_limiter
 from django_quota.limiting.starts import KnownStarts, starting_flow
 from django_quota.operating.activity import highest, subjects_seen
 from django_quota.operating.health import is_full, refused_change

@@ -74,22 +74,22 @@ def test_a_tier_function_without_a_tier_for_all_others_is_a_warning(tiers: Any, 
 @pytest.mark.parametrize(
     ("rate", "store", "warned"),
     [
-        ("10/m", None, False),
+        ("1000/d", None, False),
         ("1000/month", None, True),
-        ({"anonymous": "5/m", "authenticated": "1000/week"}, None, True),
+        ({"anonymous": "5/d", "authenticated": "1000/week"}, None, True),
         ("1000/month", "database", False),
     ],
-    ids=["a minute", "a month", "a week of one tier", "a month in the database"],
+    ids=["a day", "a month", "a week of one tier", "a month in the database"],
 )
 def test_long_periods_in_a_cache_are_a_warning_of_deploy(settings: Any, rate: Any, store: Any, warned: bool) -> None:
     settings.CACHES = {"default": REDIS}
-    settings.QUOTA = {"RULES": {"api": {"rate": rate, "store": store, "match": "/"}}}
+    settings.QUOTA = {"RULES": {"api": {"rate": rate, "algorithm": "calendar", "store": store, "match": "/"}}}
     found = run_checks(tags=["django_quota"], include_deployment_checks=True)
     assert ("django_quota.W050" in [each.id for each in found]) == warned
 
 
 def test_the_database_of_a_rule_is_checked(settings: Any) -> None:
-    rules = {"api": {"rate": "1000/month", "store": "database", "match": "/"}}
+    rules = {"api": {"rate": "1000/week", "store": "database", "match": "/"}}
     assert "E028" in ids({"RULES": rules, "DATABASE": "nowhere"})
 
 

@@ -29,7 +29,8 @@ from django_quota.core.rules import Rule
 from django_quota.engine.events import DAY_TTL
 from django_quota.engine.operations import text
 from django_quota.features.usage.operations import TOKEN_FIELD, ReadDays
-from django_quota.limiting.known_rules import counting_stores, known_rules
+from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.registry import counting_stores
 from django_quota.limiting.starts import KnownStarts, starting_flow
 from django_quota.stores.base import AskedAgain, Store, asked_once
 from django_quota.stores.scanning import batched, scan

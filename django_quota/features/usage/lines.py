@@ -15,7 +15,7 @@ from django.db.models.functions import TruncMonth
 
 from django_quota.core.errors import RuleError
 from django_quota.features.usage.days import DAYS_KEPT, check_period, today
-from django_quota.limiting.known_rules import counting_stores
+from django_quota.limiting.registry import counting_stores
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
