@@ -258,7 +258,9 @@ class Limiter:
     def note_failure(self, error: StoreUnavailable) -> None:
         """Report an outage because of an error that left a view."""
         if not isinstance(error, (StoreFull, StoreCommandDenied, StoreDataError)):  # these are logged where they arise
-            send(self.outages.failed(error, []))
+            second = self._second
+            is_of_second = second is not None and second.outages.is_on and not self.outages.is_on
+            send((second if second and is_of_second else self.first).outages.failed(error, []))
 
     # --- the way of a decision ----------------------------------------------------------------------------------------
 

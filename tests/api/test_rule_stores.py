@@ -1,14 +1,20 @@
 """`store="database"`: a rule or a counter that counts in the database, while bursts count in Redis or in memory."""
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
+from django.urls import reverse
+from django.utils import timezone
 
 from django_quota import (
     Rule,
@@ -24,14 +30,17 @@ from django_quota import (
     reserve,
     reserve_all,
     reset,
+    usage_lines,
 )
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.flow import run_sync
 from django_quota.features.resets.calls import reset_found
 from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.registry import get_limiter
+from django_quota.models import DailyCounter
 from django_quota.operating.inspection import load_snapshot
 from django_quota.signals import near_limit
+from django_quota.stores.database.store import DatabaseStore
 from django_quota.testing import RedisServer
 from django_quota.types import Reservation
 from tests.support.stores import caches, named, programs
@@ -328,3 +337,53 @@ def test_the_limits_of_a_subject_are_those_of_both_stores() -> None:
     shown = limits_of("ip:203.0.113.9")
     left = {each.rule: each.remaining for each in shown.outcomes}
     assert (left["burst"], left["month"]) == (3, 3)
+
+
+@pytest.fixture
+def both_in_use(database: Any, redis_server: RedisServer, raw: Any, settings: Any) -> None:
+    """Redis and the database of the site, with its tables."""
+    settings.CACHES = caches(redis_server)
+    settings.QUOTA = {"RULES": {"month": MONTH, "burst": "3/m"}}
+    check("month", "user:1", 2)
+    check("burst", "user:1")
+
+
+@pytest.mark.usefixtures("both_in_use")
+def test_a_roll_up_moves_the_days_of_both_stores() -> None:
+    call_command("quota_rollup", stdout=StringIO(), stderr=StringIO())
+    assert set(DailyCounter.objects.values_list("rule", "units")) == {("month", 2), ("burst", 1)}
+
+
+@pytest.mark.usefixtures("both_in_use")
+def test_the_lines_of_a_bill_are_those_of_both_stores() -> None:
+    today = timezone.localdate()
+    lines = usage_lines(today, today + timedelta(days=1))
+    assert sorted((line.rule, line.units) for line in lines) == [("burst", 1), ("month", 2)]
+
+
+@pytest.mark.usefixtures("both_in_use")
+def test_a_sweep_sweeps_both_stores() -> None:
+    told = StringIO()
+    call_command("quota_sweep", json=True, stdout=told, stderr=StringIO())
+    of_redis, of_database = map(json.loads, told.getvalue().splitlines())
+    assert (of_redis["keys"] > 0, of_database["complete"]) == (True, True)
+
+
+@pytest.mark.usefixtures("both_in_use")
+def test_quota_status_shows_both_stores() -> None:
+    told = StringIO()
+    call_command("quota_status", "user:1", stdout=told, stderr=StringIO())
+    assert "2 of 5 used" in told.getvalue()
+    assert "(in the database)" in told.getvalue()
+
+
+@pytest.mark.usefixtures("both_in_use")
+def test_the_overview_reports_a_database_that_does_not_answer(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise StoreUnavailable("it was broken by the test")
+
+    monkeypatch.setattr(DatabaseStore, "ping", fail)
+    page = admin_client.get(reverse("admin:django_quota_overview_content")).content.decode()
+    assert "does not answer: " in page

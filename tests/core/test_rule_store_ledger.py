@@ -47,7 +47,12 @@ def work(folder: Path, number: int) -> None:
         cost, account = chance.randint(1, 99), f"org:{number}-{job}"
         (folder / f"job-{number}-{job}").write_text(str(cost))
         PREPAID.set(account, 1_000)
-        entries = [("burst", ORG, cost), ("month", ORG, cost), (PREPAID, ORG, cost), (PREPAID, account, cost)]
+        entries: list[Any] = [
+            ("burst", ORG, cost),
+            ("month", ORG, cost),
+            (PREPAID, ORG, cost),
+            (PREPAID, account, cost),
+        ]
         check_all(entries)
 
 
