@@ -42,6 +42,7 @@ from django_quota.stores.database.sqlite import IN_MEMORY, file_of
 from django_quota.stores.database.states import dumps, loads
 from django_quota.stores.database.store import ATTEMPTS, DATABASE_CONNECTIONS, DatabaseStore
 from tests.support.commands import wait_until
+from tests.support.counts import keys_of
 from tests.support.databases import end_sessions, running_pgbouncer
 from tests.support.inputs import inputs
 from tests.support.processes import ended, forks, processes, started
@@ -235,10 +236,10 @@ def test_a_commit_without_an_answer_is_never_repeated(on_postgres: DatabaseStore
     hit()
     with patch.object(postgresql.PostgresConnection, "commit", autospec=True, side_effect=lost) as tried:
         with pytest.raises(StoreUnavailable, match="closed the connection"):
-            on_postgres.run(Set([status_key("quota", "user:1")], 5, 10**12))
+            on_postgres.run(Set(keys_of("quota:1:{user:1}:c:a"), 5, 10**12))
         assert tried.call_count == 1
     assert on_postgres.breaker.has_failed
-    assert on_postgres.run(Get(status_key("quota", "user:1"))) == [1, "5"]
+    assert on_postgres.run(Get(keys_of("quota:1:{user:1}:c:a"))) == [1, "5", 0]
 
 
 @pytest.mark.parametrize("kind", [psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure])
@@ -257,7 +258,7 @@ def test_a_transaction_that_the_database_ends_for_another_one_is_repeated_twice(
         assert hit()
         left[0] = ATTEMPTS
         with pytest.raises(StoreUnavailable, match="for another one"):
-            on_postgres.run(Set([status_key("quota", "user:1")], 5, 10**12))
+            on_postgres.run(Set(keys_of("quota:1:{user:1}:c:a"), 5, 10**12))
     assert left == [0]
     assert remaining() == LIMIT - 1
 
@@ -284,7 +285,7 @@ def test_a_connection_leads_to_where_the_settings_lead(on_postgres: DatabaseStor
     connections.settings["default"]["NAME"] = "nowhere"
     try:
         with pytest.raises(StoreUnavailable, match="nowhere"):
-            on_postgres.run(Get("quota:1:{user:1}:c:a"))
+            on_postgres.run(Get(keys_of("quota:1:{user:1}:c:a")))
     finally:
         connections.settings["default"]["NAME"] = postgres["NAME"]
 
@@ -318,9 +319,9 @@ def test_tables_that_are_missing_are_a_clear_error(on_postgres: DatabaseStore) -
 
 def test_another_value_in_a_row_is_an_error_that_names_the_key(store: DatabaseStore) -> None:
     key = "quota:1:{user:1}:c:clicks"
-    store.run(Set([key], 5, 10**12))
+    store.run(Set(keys_of(key), 5, 10**12))
     store.write(lambda _: Statement(f"UPDATE {sql.STATE_TABLE} SET value = 'nonsense' RETURNING 1"))
-    for operation in (Get(key), Set([key], 6, 10**12)):
+    for operation in (Get(keys_of(key)), Set(keys_of(key), 6, 10**12)):
         with pytest.raises(StoreDataError, match="clicks"):
             store.run(operation)
     assert hit()
@@ -350,7 +351,7 @@ def test_a_bug_of_an_operation_leaves_nothing_behind(store: DatabaseStore) -> No
 
     with pytest.raises(KeyError, match="user:2"):
         store.run(Broken(["quota:1:{user:1}:c:a"]))
-    assert store.run(Get("quota:1:{user:1}:c:a")) == [1, "0"]
+    assert store.run(Get(keys_of("quota:1:{user:1}:c:a"))) == [1, "0", 0]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from django_quota.stores.database.errors import AnswerTimeoutError
 from django_quota.stores.database.sql import STATE_TABLE
 from django_quota.stores.database.sqlite import file_of
 from django_quota.stores.database.store import DATABASE_CONNECTIONS, DatabaseStore
+from tests.support.counts import keys_of
 from tests.support.databases import Address, address_of, end_sessions, postgres_programs, running_replica
 from tests.support.steps import Clock
 from tests.support.stores import store_on
@@ -155,14 +156,14 @@ def test_idle_connections_that_the_network_has_forgotten_cost_no_call(
 
     def write(number: int) -> None:
         together.wait()
-        on_postgres.run(Set([f"quota:1:{{user:{number}}}:c:a"], number, LATER))
+        on_postgres.run(Set(keys_of(f"quota:1:{{user:{number}}}:c:a"), number, LATER))
 
     with ThreadPoolExecutor(DATABASE_CONNECTIONS) as threads:
         list(threads.map(write, range(DATABASE_CONNECTIONS)))
         end_sessions(postgres)
         list(threads.map(write, range(DATABASE_CONNECTIONS)))
     assert not on_postgres.breaker.has_failed
-    assert on_postgres.run(Get("quota:1:{user:1}:c:a")) == [1, "1"]
+    assert on_postgres.run(Get(keys_of("quota:1:{user:1}:c:a"))) == [1, "1", 0]
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +186,7 @@ def at_address(address: Address, settings: Any, django_db_blocker: Any) -> Itera
         yield store
 
 
-@pytest.mark.parametrize("operation", [Get(KEY), Set([KEY], 1, LATER)], ids=["look", "decision"])
+@pytest.mark.parametrize("operation", [Get(keys_of(KEY)), Set(keys_of(KEY), 1, LATER)], ids=["look", "decision"])
 def test_a_connection_to_a_replica_is_not_kept(
     at_address: DatabaseStore, address: Address, postgres: dict[str, Any], replica: dict[str, Any], operation: Any
 ) -> None:
@@ -194,15 +195,15 @@ def test_a_connection_to_a_replica_is_not_kept(
     with pytest.raises(StoreRefusesWrites, match="recovery"):
         at_address.run(operation)
     address.lead_to(postgres)
-    at_address.run(Set([KEY], 2, LATER))
-    assert at_address.run(Get(KEY)) == [1, "2"]
+    at_address.run(Set(keys_of(KEY), 2, LATER))
+    assert at_address.run(Get(keys_of(KEY))) == [1, "2", 0]
 
 
 def test_a_server_that_became_a_replica_is_left_at_once(
     at_address: DatabaseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was in use a moment ago, and the address leads to the new primary by now."""
-    at_address.run(Set([KEY], 1, LATER))
+    at_address.run(Set(keys_of(KEY), 1, LATER))
     left, begin = [1], postgresql.PostgresConnection.begin
 
     def refused(*asked: Any) -> Any:
@@ -212,15 +213,15 @@ def test_a_server_that_became_a_replica_is_left_at_once(
         return begin(*asked)
 
     monkeypatch.setattr(postgresql.PostgresConnection, "begin", refused)
-    at_address.run(Set([KEY], 2, LATER))
-    assert at_address.run(Get(KEY)) == [1, "2"]
+    at_address.run(Set(keys_of(KEY), 2, LATER))
+    assert at_address.run(Get(keys_of(KEY))) == [1, "2", 0]
     assert not at_address.breaker.has_failed
 
 
 def test_a_session_that_hangs_is_replaced_after_the_wait_for_an_answer(
     on_postgres: DatabaseStore, postgres: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_postgres.run(Set([KEY], 1, LATER))
+    on_postgres.run(Set(keys_of(KEY), 1, LATER))
     monkeypatch.setattr(postgresql, "ANSWER_WAIT", 0.25)
     with psycopg.connect(host=postgres["HOST"], user="quota", dbname="postgres", autocommit=True) as other:
         ours = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
@@ -228,11 +229,11 @@ def test_a_session_that_hangs_is_replaced_after_the_wait_for_an_answer(
     for pid in hanging:
         os.kill(pid, signal.SIGSTOP)
     try:
-        on_postgres.run(Set([KEY], 2, LATER))
+        on_postgres.run(Set(keys_of(KEY), 2, LATER))
     finally:
         for pid in hanging:
             os.kill(pid, signal.SIGCONT)
-    assert on_postgres.run(Get(KEY)) == [1, "2"]
+    assert on_postgres.run(Get(keys_of(KEY))) == [1, "2", 0]
 
 
 def test_a_new_connection_that_cannot_be_set_up_is_closed(on_postgres: DatabaseStore) -> None:
@@ -246,7 +247,7 @@ def test_a_new_connection_that_cannot_be_set_up_is_closed(on_postgres: DatabaseS
     connection_created.connect(fail)
     try:
         with pytest.raises(StoreUnavailable):
-            on_postgres.run(Get(KEY))
+            on_postgres.run(Get(keys_of(KEY)))
     finally:
         connection_created.disconnect(fail)
     assert [each.closed for each in opened] == [True] * len(opened) != []
@@ -272,8 +273,8 @@ def test_a_statement_that_fails_leaves_its_connection_usable(on_postgres: Databa
 
 
 def test_a_file_of_states_that_was_emptied_costs_no_call(on_sqlite: DatabaseStore) -> None:
-    on_sqlite.run(Set([KEY], 1, LATER))
+    on_sqlite.run(Set(keys_of(KEY), 1, LATER))
     with closing(sqlite3.connect(file_of("default"))) as other:
         other.execute(f"DROP TABLE {STATE_TABLE}")
-    on_sqlite.run(Set([KEY], 2, LATER))
-    assert on_sqlite.run(Get(KEY)) == [1, "2"]
+    on_sqlite.run(Set(keys_of(KEY), 2, LATER))
+    assert on_sqlite.run(Get(keys_of(KEY))) == [1, "2", 0]

@@ -26,6 +26,7 @@ from django_quota.stores.database.connections import Turns
 from django_quota.stores.database.sqlite import SqliteConnection, file_of
 from django_quota.stores.database.store import DATABASE_CONNECTIONS, DatabaseStore
 from tests.support.commands import PATIENCE, wait_until
+from tests.support.counts import keys_of
 from tests.support.steps import Clock
 from tests.support.stores import current_store
 
@@ -152,7 +153,7 @@ def test_a_subject_that_others_decide_for_too_long_is_not_an_outage(
         monkeypatch.setattr(store_module, "deadline", time.monotonic)
         for _ in range(FAILURES):
             with pytest.raises(StoreBusy, match="same subject"):
-                on_postgres.run(Set([KEY], 1, 1))
+                on_postgres.run(Set(keys_of(KEY), 1, 1))
     assert not on_postgres.breaker.has_failed
 
 
@@ -165,7 +166,7 @@ def test_connections_that_others_use_for_too_long_are_not_an_outage(
         monkeypatch.setattr(store_module, "deadline", time.monotonic)
         for _ in range(FAILURES):
             with pytest.raises(StoreBusy, match=f"all {DATABASE_CONNECTIONS} connections"):
-                on_postgres.run(Set([KEY], 1, 1))
+                on_postgres.run(Set(keys_of(KEY), 1, 1))
     assert not on_postgres.breaker.has_failed
 
 
@@ -174,7 +175,7 @@ def test_async_calls_that_no_thread_could_begin_in_time_are_not_an_outage(
 ) -> None:
     monkeypatch.setattr(store_module, "deadline", lambda: time.monotonic() - 1)
     with pytest.raises(StoreBusy, match="threads"):
-        asyncio.run(on_sqlite.arun(Get(KEY)))
+        asyncio.run(on_sqlite.arun(Get(keys_of(KEY))))
     assert not on_sqlite.breaker.has_failed
 
 
@@ -215,7 +216,7 @@ def test_a_subject_that_another_process_holds_is_not_an_outage(on_postgres: Data
     another.execute(f"SELECT pg_advisory_xact_lock({sql.lock_of(sql.subject_prefix(KEY))})")
     for _ in range(FAILURES):
         with pytest.raises(StoreBusy, match="lock timeout"):
-            on_postgres.run(Set([KEY], 1, 1))
+            on_postgres.run(Set(keys_of(KEY), 1, 1))
     assert not on_postgres.breaker.has_failed
 
 
@@ -224,14 +225,14 @@ def test_a_table_that_somebody_has_locked_is_not_asked_each_time(on_postgres: Da
     another.execute(f"LOCK TABLE {sql.STATE_TABLE} IN ACCESS EXCLUSIVE MODE")
     for _ in range(FAILURES):
         with pytest.raises(StoreRefusesWrites, match="lock timeout"):
-            on_postgres.run(Set([KEY], 1, 1))
+            on_postgres.run(Set(keys_of(KEY), 1, 1))
     assert on_postgres.is_refusing()
 
 
 @pytest.fixture
 def writer(on_sqlite: DatabaseStore) -> Iterator[sqlite3.Connection]:
     """A connection of another process to the file of the states, which has locked it."""
-    on_sqlite.run(Set([KEY], 5, 10**12))
+    on_sqlite.run(Set(keys_of(KEY), 5, 10**12))
     connection = sqlite3.connect(file_of("default"), isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     yield connection
@@ -251,8 +252,8 @@ def test_a_file_that_somebody_has_locked_is_not_asked_each_time(
     monkeypatch.setattr(SqliteConnection, "begin", counted)
     for number in range(FAILURES + 5):
         with pytest.raises(StoreRefusesWrites if number < FAILURES else StoreUnavailable):
-            on_sqlite.run(Set([KEY], 6, 10**12))
-        assert on_sqlite.run(Get(KEY)) == [1, "5"]  # it can be read
+            on_sqlite.run(Set(keys_of(KEY), 6, 10**12))
+        assert on_sqlite.run(Get(keys_of(KEY))) == [1, "5", 0]  # it can be read
         assert peek(FULL, SUBJECT).remaining == 1
     assert begun == [FAILURES]
 
@@ -277,7 +278,7 @@ def others_write(writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_file_that_others_write_all_the_time_is_not_an_outage(on_sqlite: DatabaseStore) -> None:
     for _ in range(FAILURES):
         with pytest.raises(StoreBusy, match="other processes"):
-            on_sqlite.run(Set([KEY], 6, 10**12))
+            on_sqlite.run(Set(keys_of(KEY), 6, 10**12))
     assert not on_sqlite.breaker.has_failed
 
 
@@ -287,7 +288,7 @@ def test_a_decision_waits_once_for_a_file_that_others_write_all_the_time(
     began = others_write.now
 
     with pytest.raises(StoreBusy):
-        on_sqlite.run(Set([KEY], 6, 10**12))
+        on_sqlite.run(Set(keys_of(KEY), 6, 10**12))
 
     assert others_write.now - began < 2 * sqlite.FILE_WAIT
 

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from datetime import date
 from typing import Any
 
+from django_quota.core.keys import grants_key
 from django_quota.core.overrides import Override, OverrideMode
 from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.flusher import flusher
@@ -76,3 +77,8 @@ def previews(subject: str, rule: str, mode: OverrideMode, rates: str = "", ends:
     pk = known[0].pk if known else 0
     preview = preview_override(subject, Override(pk, subject, rule, mode, rates, ends=ends))
     return {} if preview.is_unknown else {change.rule: change for change in preview.changes}
+
+
+def keys_of(total_key: str) -> tuple[str, str]:
+    """Return the keys of a counter's total, and of the units of it that expire."""
+    return total_key, grants_key(total_key)
