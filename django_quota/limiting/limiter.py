@@ -7,7 +7,8 @@ process remembers (`refusals`), and what decides while the store does not answer
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from operator import attrgetter
 from time import perf_counter_ns
@@ -63,6 +64,17 @@ class CountingStore:
         """The store for features that raise `StoreUnavailable`."""
         self.cleaning = None if store.database is None else Cleaning(store.database)
         """Deletes expired rows; None if the store forgets by itself."""
+        self.has_failed = False
+        """Whether a long job was ended by this store."""
+
+    @contextmanager
+    def long_job(self) -> Iterator[None]:
+        """Note for the error of a command if this store ends a job."""
+        try:
+            yield
+        except StoreUnavailable:
+            self.has_failed = True
+            raise
 
     @property
     def prefix(self) -> str:
@@ -112,10 +124,11 @@ class Limiter:
         """Return the store of the rules with or without `store="database"`. The second is made when first needed."""
         if not database or self._open_database is None:
             return self.first
-        with runtime.changing:
-            if self._second is None:
-                self._second = CountingStore(self._open_database(), self.metrics.count_outage, "database")
-            return self._second
+        if self._second is None:
+            with runtime.changing:
+                if self._second is None:
+                    self._second = CountingStore(self._open_database(), self.metrics.count_outage, "database")
+        return self._second
 
     @property
     def is_shared(self) -> bool:

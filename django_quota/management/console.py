@@ -204,7 +204,9 @@ def explain(error: Exception) -> str:
     """Return what went wrong: for a store with its alias, and for missing tables with what to do."""
     words = str(error).strip()
     if isinstance(error, StoreUnavailable):
-        return f"{words.rstrip('.')}. It is {place_of(current().store)}."
+        silent = [each.of_rules for each in get_limiter().stores_in_use() if each.outages.is_on or each.has_failed]
+        place = place_of("database" if silent == ["database"] else current().store)
+        return f"{words.rstrip('.')}. It is {place}."
     if isinstance(error, ConnectionDoesNotExist):
         return f"{words} Use an alias of DATABASES."
     if not isinstance(error, DatabaseError) or "django_quota_" not in words or "column" in words:

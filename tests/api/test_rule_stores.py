@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.core.management.base import CommandError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
@@ -43,26 +44,32 @@ from django_quota.signals import near_limit
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.testing import RedisServer
 from django_quota.types import Reservation
-from tests.support.stores import caches, named, programs
+from tests.conftest import alias_of_states
+from tests.support import selection
+from tests.support.databases import sqlite_database
+from tests.support.stores import caches, empty_database, named, programs
 
 PREPAID = counter("prepaid", store="database")
 MONTH = {"rate": "5/month", "algorithm": "calendar", "store": "database"}
 
 
+@pytest.fixture(params=["sqlite", selection.thorough("postgresql", "postgresql")])
+def states(request: pytest.FixtureRequest) -> str:
+    """The alias of a database for counts."""
+    alias: str = request.getfixturevalue(f"states_on_{request.param}")
+    return alias
+
+
 @pytest.fixture(params=["memory", *programs()], ids=named)
-def bursts(
-    request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any, states_on_sqlite: str
-) -> None:
+def bursts(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any, states: str) -> None:
     """Two rules: a month in the database, and a burst in the first store."""
-    settings.QUOTA = {
-        "DATABASE": states_on_sqlite,
-        "RULES": {"month": MONTH, "burst": "3/m"},
-    }
+    settings.QUOTA = {"DATABASE": states, "RULES": {"month": MONTH, "burst": "3/m"}}
     if request.param == "memory":
         settings.QUOTA["STORE"] = "memory"
     else:
         settings.CACHES = caches(started(request.param))
         flush()
+    empty_database(get_limiter().counting_in(database=True).store)  # type: ignore[arg-type]
 
 
 def break_store(monkeypatch: pytest.MonkeyPatch, *, database: bool) -> None:
@@ -387,3 +394,14 @@ def test_the_overview_reports_a_database_that_does_not_answer(
     monkeypatch.setattr(DatabaseStore, "ping", fail)
     page = admin_client.get(reverse("admin:django_quota_overview_content")).content.decode()
     assert "does not answer: " in page
+
+
+def test_a_command_names_the_database_that_does_not_answer(
+    redis_server: RedisServer, tmp_path: Path, settings: Any
+) -> None:
+    settings.CACHES = caches(redis_server)
+    missing = sqlite_database(tmp_path / "missing" / "states.sqlite3")
+    with alias_of_states(missing):
+        settings.QUOTA = {"DATABASE": "states", "RULES": {"month": MONTH}}
+        with pytest.raises(CommandError, match=r'It is DATABASES\["states"\]'):
+            call_command("quota_status", "org:1", stdout=StringIO(), stderr=StringIO())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict
-from itertools import chain
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -44,21 +43,20 @@ class Command(QuotaCommand):
         self.repeat(duration_of("--every", options["every"]), lambda stop: self._round(stop, options))
 
     def _round(self, stop: threading.Event, options: dict[str, Any]) -> None:
-        done, problem, is_dry = RollupResult(), None, options["dry_run"]
+        done, is_dry = RollupResult(), options["dry_run"]
+        problem: StoreUnavailable | None = None
         walk = preview if is_dry else roll_up
         with progress(self.stderr, "Rolling up", None) as advance:
-            try:
-                batches = (
-                    walk(each.store, options["batch"], options["database"], stop, each.prefix)
-                    for each in shared_stores()
-                )
-                for moved in chain.from_iterable(batches):
-                    done.add(moved)
-                    advance(moved.days)
-                    if stop.is_set():
-                        break
-            except StoreUnavailable as error:
-                problem = error
+            for each in shared_stores():
+                try:
+                    with each.long_job():
+                        for moved in walk(each.store, options["batch"], options["database"], stop, each.prefix):
+                            done.add(moved)
+                            advance(moved.days)
+                            if stop.is_set():
+                                break
+                except StoreUnavailable as error:  # the other one may answer
+                    problem = problem or error
         stopped, verb = "Stopped before the end. " if stop.is_set() else "", "Would move" if is_dry else "Moved"
         words = (
             f"{stopped}{verb} {quantity(done.days, 'day')} of subjects: "

@@ -50,10 +50,11 @@ class Command(QuotaCommand):
 
         def once(stop: threading.Event) -> None:
             for each in shared_stores():
-                if each.store.database is not None:
-                    self._sweep_rows(each.store.database, each.prefix, stop, options)
-                else:
-                    self._sweep_keys(cast("RedisServers", each.store.redis), stop, options)
+                with each.long_job():
+                    if each.store.database is not None:
+                        self._sweep_rows(each.store.database, each.prefix, stop, options)
+                    else:
+                        self._sweep_keys(cast("RedisServers", each.store.redis), stop, options)
 
         self.repeat(duration_of("--every", options["every"]), once)
 
