@@ -17,6 +17,7 @@ from django.db import models, router, transaction
 from django.db.models import F, Q
 from django.dispatch import Signal
 from django.utils import timezone
+from django.utils.text import format_lazy
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -174,7 +175,7 @@ class QuotaOverride(models.Model):
         """Each subject and rule has at most one override."""
 
         verbose_name = _("override")
-        verbose_name_plural = _("overrides and rules")
+        verbose_name_plural = _("overrides")
         ordering = ("subject", "rule")
         constraints = (
             models.UniqueConstraint(fields=["subject", "rule"], name="django_quota_override_unique"),
@@ -302,7 +303,8 @@ class Overview(QuotaOverride):
 
         proxy = True
         verbose_name = _("overview")
-        verbose_name_plural = _("overview")
+        # Django's admin sorts models by this name, and a browser drops the space: the list of the app begins with it.
+        verbose_name_plural = format_lazy(" {}", _("Overview"))
         default_permissions = ("view",)
 
 
@@ -316,6 +318,18 @@ class Ban(QuotaOverride):
         verbose_name = _("ban")
         verbose_name_plural = _("bans")
         default_permissions = ("view",)
+
+
+class KnownRule(QuotaOverride):
+    """The rules in the admin: a page, without a table and without a permission of its own."""
+
+    class Meta:
+        """Who may view overrides may view it."""
+
+        proxy = True
+        verbose_name = _("rule")
+        verbose_name_plural = _("rules")
+        default_permissions = ()
 
 
 class OverrideChange(models.Model):

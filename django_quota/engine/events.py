@@ -256,6 +256,8 @@ class EventRecord(NamedTuple):
     user: str = ""
     method: str = ""
     path: str = ""
+    reason: str = ""
+    """Why somebody set a ban; `user` says who."""
 
     @property
     def is_logged(self) -> bool:

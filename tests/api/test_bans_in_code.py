@@ -1,19 +1,24 @@
 """`ban`, `unban` and `reset`: what your code sets is like what the limiter sets, and is lifted like that."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.urls import path
 
 from django_quota import Decision, Rule, aban, areset, aunban, ban, check, peek, quota, reset, unban
+from django_quota.conf import current
 from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.features.events.stream import newest_events
+from django_quota.limiting.registry import get_limiter
 from django_quota.signals import banned
 from django_quota.testing import freeze
 from tests.support.calls import always
@@ -407,3 +412,31 @@ def test_no_later_event_forgets_a_longer_ban(raw: Any, rate: str, options: dict[
 
     for key in (f"quota:1:{{{SUBJECT}}}:s", "quota:1:{!}:bans"):
         assert raw.ttl(key) > 86_400
+
+
+@in_memory
+class TestWhoAndWhy:
+    def test_the_event_says_who_set_a_ban_and_why(self) -> None:
+        ban("search", SUBJECT, 600, reason="spam", by="the watchdog")
+
+        (event,) = newest_events(get_limiter().store, current().prefix, 9)
+        assert (event.user, event.reason) == ("the watchdog", "spam")
+
+    @pytest.mark.usefixtures("database")
+    def test_the_log_of_the_admin_says_which_user_set_a_ban(self) -> None:
+        ann = User.objects.create_user("ann")
+
+        ban("search", SUBJECT, 600, reason="spam", by=ann)
+
+        entry = LogEntry.objects.get()
+        assert (entry.object_id, entry.user) == (SUBJECT, ann)
+        assert re.fullmatch(r"Ban: search, until \S+Z \(spam\)", entry.change_message)
+
+    @pytest.mark.parametrize(
+        "given",
+        [{"reason": "x" * 501}, {"reason": None}, {"by": 7}, {"by": AnonymousUser()}, {"by": "a\nb"}],
+        ids=["a long reason", "no string", "a number", "nobody", "a line break"],
+    )
+    def test_a_wrong_argument_is_an_error_that_names_it(self, given: dict[str, Any]) -> None:
+        with pytest.raises(RuleError, match=f"^{next(iter(given))}="):
+            ban("search", SUBJECT, 600, **given)

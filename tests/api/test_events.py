@@ -273,7 +273,7 @@ def test_json_is_an_object_a_line(raw: redis.Redis) -> None:
     assert [json.loads(line) for line in shown("--json")] == [{
         "id": entry_id, "at": "2025-11-21T04:40:00+00:00", "kind": "refused", "rule": "a\nb",
         "subject": HOSTILE_SUBJECT, "until": "2025-11-21T04:40:01+00:00", "level": 0, "capacity": 10, "remaining": 0,
-        "share": 0.0, "cost": 1, "user": None, "method": "", "path": "", "ip": None,
+        "share": 0.0, "cost": 1, "user": None, "method": "", "path": "", "reason": "", "ip": None,
     }]  # fmt: skip
 
 

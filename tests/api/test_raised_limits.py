@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connections, transaction
 from django.http import HttpRequest
@@ -193,8 +194,8 @@ def test_a_request_is_a_subject(rf: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("tokens", "org:7", 0), "by=0 is not a whole number from 1"),
-        (("tokens", "org:7", True), "by=True is not"),
+        (("tokens", "org:7", 0), "units=0 is not a whole number from 1"),
+        (("tokens", "org:7", True), "units=True is not"),
         (("tokens", "org:7", 10**12), "above 1000000000000"),
         (("tokens", "org:7", 5, NOW), "is in the past"),
         (("token", "org:7", 5), "Did you mean 'tokens'"),
@@ -282,3 +283,21 @@ class TestFactor:
 def test_units_and_factors_are_whole_numbers(rate: str) -> None:
     with pytest.raises(RateError, match="it neither adds 1 to 1,000,000,000,000 units nor multiplies by 1 to 1,000"):
         QuotaOverride.objects.create(subject="org:7", rule="tokens", rate=rate)
+
+
+def test_the_override_says_who_raised_it_and_why() -> None:
+    raise_limit("tokens", "org:7", 500, reason="order 17", by="the shop")
+
+    assert (row().reason, row().created_by) == ("order 17", "the shop")
+
+
+def test_the_log_of_the_admin_has_each_raise_of_a_user() -> None:
+    ann = User.objects.create_user("ann")
+
+    for number in (17, 18):
+        raise_limit("tokens", "org:7", 500, reason=f"order {number}", by=ann)
+
+    entries = LogEntry.objects.order_by("pk").values_list("object_id", "user", "change_message")
+    assert list(entries) == [
+        ("org:7", ann.pk, f"Raise: tokens +500, until 2026-04-01 00:00Z (order {number})") for number in (17, 18)
+    ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from asgiref.sync import sync_to_async
+
 from django_quota.conf import current
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError, StoreUnavailable
-from django_quota.core.flow import Flow, run_async, run_sync
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.keys import escape, field, status_key
 from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rates import Duration, parse_duration
@@ -17,7 +19,9 @@ from django_quota.engine.asks import Ask
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.operations import text
 from django_quota.engine.resolving import event_log_of
+from django_quota.features.authors import Author
 from django_quota.features.bans.operations import BanSubject, LiftBans
+from django_quota.features.events.stream import iso
 from django_quota.features.subject_contents import InspectSubject
 from django_quota.limiting.api import AnySubject, RuleOrRate, answer_flow, run_call, subject_under_flow
 from django_quota.limiting.known_rules import known_rule
@@ -28,13 +32,15 @@ from django_quota.subjects.subject import subject_of
 logger = logging.getLogger("django_quota.bans")
 
 
-def ban(rule: RuleOrRate, subject: AnySubject, duration: Duration) -> Decision:
+def ban(rule: RuleOrRate, subject: AnySubject, duration: Duration, *, reason: str = "", by: object = None) -> Decision:
     """Ban a subject under a rule from now on; return the refusal that it gets.
 
     `rule`: the name of a rule in the settings or of a view, or a `Rule`. It needs `ban=`, because checks of other rules
     do not look for bans: block the subject by an override instead. `subject`: a string such as `"ip:203.0.113.9"`, a
     user, or a request, from which the rule's key takes the subject. `duration`: above 0 and up to 366 days. A ban that
-    lasts longer already stays as it is; to shorten one, call `unban` first.
+    lasts longer already stays as it is; to shorten one, call `unban` first. `reason`, `by`: why, in at most 500
+    characters, and who: a user, or the name of a program. The event and the page of bans show both. What a user did is
+    also in the admin's log.
 
     The ban is an event and sends `banned`, the admin and `quota_status` show it, and `unban`, `reset` and the admin
     lift it. The next ban of this subject by the rule lasts for the next duration of `ban=`.
@@ -42,12 +48,14 @@ def ban(rule: RuleOrRate, subject: AnySubject, duration: Duration) -> Decision:
     Raises `RuleError` if an argument is wrong, or if a ban has no effect: under a rule without `ban=`, with
     `shadow=True`, or without a rate. Raises `StoreUnavailable` if the store does not answer.
     """
-    return run_call(_ban_flow(rule, subject, duration))
+    return run_call(_ban_flow(rule, subject, duration, Author.of(by, reason)))
 
 
-async def aban(rule: RuleOrRate, subject: AnySubject, duration: Duration) -> Decision:
+async def aban(
+    rule: RuleOrRate, subject: AnySubject, duration: Duration, *, reason: str = "", by: object = None
+) -> Decision:
     """Ban a subject without blocking the event loop; see `ban`."""
-    return await run_async(_ban_flow(rule, subject, duration))
+    return await run_async(_ban_flow(rule, subject, duration, Author.of(by, reason)))
 
 
 def unban(rule: RuleOrRate, subject: AnySubject) -> int:
@@ -64,7 +72,7 @@ async def aunban(rule: RuleOrRate, subject: AnySubject) -> int:
     return await run_async(_unban_flow(rule, subject))
 
 
-def _ban_flow(given: RuleOrRate, subject: AnySubject, duration: Duration) -> Flow[Decision]:
+def _ban_flow(given: RuleOrRate, subject: AnySubject, duration: Duration, author: Author) -> Flow[Decision]:
     rule, span = known_rule(given), parse_duration("duration", duration)
     name = yield from subject_under_flow(rule, subject, "a ban")
     if rule.shadow:
@@ -88,12 +96,16 @@ def _ban_flow(given: RuleOrRate, subject: AnySubject, duration: Duration) -> Flo
         first = decision.outcomes[0] if decision.outcomes else None
         left = (first.of.capacity, first.remaining or 0) if first else (0, 0)
         event = EventRecord("banned", field(rule.name), escape(name), ends, level, *left)
+        event = event._replace(user=author.subject, reason=author.reason)
         try:
             log = event_log_of(settings.prefix, settings.events, settings.event_days)
             yield store_call(AppendEvents(log, [event]))
         except StoreUnavailable as error:
             logger.warning("The event of a ban could not be written: %s", error)
         yield announce([(banned, {"rule": rule, "subject": name, "decision": decision})])
+    if level and author.user is not None:
+        what = f"Ban: {rule.name}, until {iso(ends)[:19]}Z"
+        yield IOCall(author.log, sync_to_async(author.log), name, what)
     return decision
 
 

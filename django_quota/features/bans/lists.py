@@ -11,7 +11,7 @@ from django_quota.core import clock
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.keys import named, system_key
 from django_quota.engine.operations import text
-from django_quota.features.events.stream import EVENTS_A_PAGE, Event, newest_events
+from django_quota.features.events.stream import EVENTS_A_PAGE, Event, event_log
 from django_quota.features.subject_contents import BanStatus, contents_of
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import get_limiter
@@ -127,9 +127,8 @@ def recent_bans(wanted: BanFilter) -> RecentBans:
 
     Raises `StoreUnavailable`.
     """
-    events = newest_events(get_limiter().store, current().prefix, NEWEST_EVENTS)
-    began = [each for each in events if each.kind == "banned" and wanted.fits(each.rule, each.subject)]
-    return RecentBans(began, events[-1].at if events else 0)
+    bans, since = event_log(get_limiter().store, current().prefix).newest_bans(NEWEST_EVENTS)
+    return RecentBans([each for each in bans if wanted.fits(each.rule, each.subject)], since)
 
 
 def read_bans(subjects: Iterable[str | None]) -> tuple[int, dict[BanPair, BanStatus]]:

@@ -75,11 +75,13 @@ class Event:
     cost: int
     """How many units the hit needed."""
     user: str | None
-    """The subject of the request's user, such as `"user:42"`; None if there is none, or if nobody had loaded it."""
+    """The subject of the request's user, such as `"user:42"`, or who set a ban; None if nobody is known."""
     method: str
     """The method of the request; empty without a request."""
     path: str
     """Its path, without the query, with control characters escaped; 200 characters at most."""
+    reason: str = ""
+    """Why a ban was set by hand; empty for other events. `user` then says who set it."""
 
     @classmethod
     def read(cls, entry_id: str, fields: Mapping[str, str]) -> Event:
@@ -100,6 +102,7 @@ class Event:
                 fields["user"] or None,
                 fields["method"],
                 fields["path"],
+                fields["reason"],
             )
         except KeyError as error:
             raise ValueError(f"entry {entry_id} has no {error}") from None
@@ -238,6 +241,15 @@ class EventReader(ABC):
         `since`, `until`: only entries from one moment to the other (microseconds); 0: from the first, to the last.
         """
 
+    def newest_bans(self, count: int) -> tuple[list[Event], int]:
+        """Return the bans among the last `count` entries, the newest first, and the time of the oldest of the entries.
+
+        The time is in microseconds; 0 without entries.
+        """
+        entries = self.newest(count)
+        bans = [entry.event for entry in entries if entry.event is not None and entry.event.kind == "banned"]
+        return bans, entry_time(entries[-1].id) if entries else 0
+
     @abstractmethod
     def after(self, entry_id: str) -> list[StreamEntry]:
         """Return the entries after this one, at most `EVENTS_A_PAGE`. It does not wait."""
@@ -262,6 +274,14 @@ class EventStream(EventReader):
         latest = f"({before}" if before else str(until // 1_000) if until else "+"
         with self.store.commands() as client:
             return _page(client.xrevrange(self.key, latest, str(since // 1_000) if since else "-", count))
+
+    def newest_bans(self, count: int) -> tuple[list[Event], int]:
+        """Return them without reading the other entries, which are thousands in a flood."""
+        with self.store.commands() as client:
+            reply: Any = client.xrevrange(self.key, "+", "-", count)
+        raw = [(name, fields) for name, fields in reply if {fields.get(b"kind"), fields.get("kind")} & _BANNED]
+        bans = [entry.event for entry in _page(raw) if entry.event is not None]
+        return bans, entry_time(text(reply[-1][0])) if reply else 0
 
     def after(self, entry_id: str) -> list[StreamEntry]:
         with self.store.commands() as client:
@@ -440,6 +460,10 @@ def _page(reply: Any) -> list[StreamEntry]:
 
 _FIELDS: Mapping[str | bytes, str] = {name.encode(): name for name in EventRecord._fields}
 """The fields of an event, as redis-py returns them."""
+
+
+_BANNED = frozenset({b"banned", "banned"})
+"""The kind of a ban, as redis-py returns it."""
 
 
 def _entry(entry_id: str | bytes, fields: Mapping[str | bytes, str | bytes] | None) -> StreamEntry:

@@ -218,6 +218,7 @@ def _summary(event: Event) -> str:
         return f"{100 * event.share:.4g}% used, {event.remaining} of {event.capacity} left"
     span = f"for {in_words(event.lasts)}" if event.until else "for good"
     if event.kind == "banned":
-        return f"{span}, ban {event.level} in a row"
+        words = f"{span}, ban {event.level} in a row"
+        return f"{words}: {event.reason}" if event.reason else words
     needed = f"needed {event.cost}, {event.remaining} of {event.capacity} are left"
     return f"{needed}, {span}" if event.until else f"{needed}, waiting does not help"
