@@ -1,4 +1,7 @@
-"""The admin page of bans: those in force, by subject and rule; those that began recently; and lifting many at once.
+"""The admin page of bans: those in force, by subject and rule; those that began recently; setting and lifting them.
+
+A ban that somebody sets here is a block: an override with a reason and an end. It holds for every rule and while the
+store is down. The list has blocks first, and then what the rules have banned.
 
 The search is a POST, as on the page of a subject, so a plain value never becomes part of a URL.
 """
@@ -6,31 +9,39 @@ The search is a POST, as on the page of a subject, so a plain value never become
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_quota.admin.base import ReadOnlyAdmin, log_actions, may_see_users, names_among
-from django_quota.admin.subject_actions import LiftBan, lifted_in_words
+from django_quota.admin.base import ReadOnlyAdmin, may_see_users, names_among
+from django_quota.admin.lockouts import LOCKOUT, lockout_of
+from django_quota.admin.subject_actions import BanForm, Block, Clear, LiftBan, SubjectAction, lifted_in_words
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.keys import field
 from django_quota.core.rules import Rule
 from django_quota.error_texts import error_in_words
+from django_quota.features.authors import log_actions
 from django_quota.features.bans.calls import lift_bans
-from django_quota.features.bans.lists import MOST, BanFilter, fates, find_bans, read_bans, recent_bans
+from django_quota.features.bans.lists import MOST, ActiveBan, BanFilter, fates, find_bans, read_bans, recent_bans
 from django_quota.limiting.known_rules import known_rules
+from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter
+from django_quota.models import QuotaOverride
 from django_quota.operating.health import nothing_is_limited
-from django_quota.operating.lookup import MAX_USERS, find_subjects
-from django_quota.subjects.subject import named_subject
+from django_quota.operating.lookup import MAX_USERS, find_subjects, is_group
+from django_quota.subjects.subject import is_bare, named_subject, override_subject
 
 PER_PAGE = 50
 """Rows on a page of bans, and in the list of bans that began recently."""
@@ -50,13 +61,14 @@ FATES = {
 
 
 class BanPages(ReadOnlyAdmin):
-    """The list of bans, and the confirmation before many are lifted."""
+    """The list of bans, the form of a new one, and the confirmation before many are lifted."""
 
     def get_urls(self) -> list[URLPattern]:
         view, name = self.admin_site.admin_view, "django_quota_ban"
         return [
             path("", view(self.changelist_view), name=f"{name}_changelist"),
             path("lift/", view(self.lift_view), name=f"{name}_lift"),
+            path("set/", view(self.set_view), name=f"{name}_set"),
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -75,15 +87,34 @@ class BanPages(ReadOnlyAdmin):
             context["problem"] = error_in_words(error)
         return self.show(request, "ban/list", _("Bans"), **context)
 
+    def set_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask who to ban, until when, and why; then save the block."""
+        self.check_view(request)
+        if not Block.is_allowed(request.user):
+            raise PermissionDenied
+        form = BanForm(request.POST or None, initial={"span": "1d", **request.GET.dict()})
+        form.sees_users = may_see_users(request)
+        lockout = ""
+        if form.is_valid():
+            action = Block(form.cleaned_data["rule"], form.cleaned_data["subject"])
+            lockout = lockout_of(request, [(action.rule, action.subject)])
+            if not lockout or LOCKOUT in request.POST:
+                done = action.do(form.cleaned_data, request.user)
+                log_actions({action.subject: f"{_('Ban')}: {done}"}, request.user)
+                self.message_user(request, f"{action.subject}: {done}", messages.SUCCESS)
+                return HttpResponseRedirect(self.url("changelist"))
+        context = {"found": True, "form": form, "lockout": lockout, "back": self.url("changelist")}
+        return self.show(request, "ban/set", _("Ban"), **context)
+
     def lift_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for confirmation; once that is given, lift the bans."""
         self.check_view(request)
-        if not LiftBan.is_allowed(request.user):
+        if not (LiftBan.is_allowed(request.user) or Clear.is_allowed(request.user)):
             raise PermissionDenied
         wanted = BanFilter()
         try:
             wanted = _filter_of(request.POST)
-            chosen = _chosen(request, wanted)
+            chosen = [pair for pair in _chosen(request, wanted) if pair.action.is_allowed(request.user)]
         except QuotaError as error:
             self.message_user(request, error_in_words(error), messages.ERROR)
             return self._list(wanted)
@@ -102,7 +133,7 @@ class BanPages(ReadOnlyAdmin):
                 "more": max(0, len(chosen) - BANS_NAMED),
                 "bans": json.dumps(chosen),
                 "wanted": wanted,
-                "names": names_among(request, (subject for subject, _rule in chosen[:BANS_NAMED])),
+                "names": names_among(request, (each.subject for each in chosen[:BANS_NAMED])),
                 "back": self._list(wanted).url,
             }
             return self.show(request, "ban/confirm", _("Are you sure?"), **context)
@@ -111,15 +142,19 @@ class BanPages(ReadOnlyAdmin):
     def _list(self, wanted: BanFilter) -> HttpResponseRedirect:
         return HttpResponseRedirect(self.url("changelist") + _query(wanted))
 
-    def _lift(self, request: HttpRequest, chosen: list[tuple[str, str]]) -> None:
+    def _lift(self, request: HttpRequest, chosen: list[ChosenBan]) -> None:
         """End these bans, and log for each subject how many were in force."""
         by_subject: dict[str, list[str]] = {}
-        for subject, rule in chosen:
-            by_subject.setdefault(subject, []).append(field(rule))
         lifted: dict[str, int] = {}
+        for each in chosen:
+            if each.is_block:
+                row = _blocks(BanFilter()).filter(subject=each.subject, rule=each.rule).first()
+                lifted[each.subject] = lifted.get(each.subject, 0) + (1 if row is not None and row.delete()[0] else 0)
+            else:
+                by_subject.setdefault(each.subject, []).append(field(each.rule))
         try:
             for subject, fields in by_subject.items():
-                lifted[subject] = lift_bans(fields, subject)
+                lifted[subject] = lifted.get(subject, 0) + lift_bans(fields, subject)
         except QuotaError as error:
             self.message_user(request, error_in_words(error), messages.ERROR)
         else:
@@ -134,16 +169,24 @@ class BanPages(ReadOnlyAdmin):
 def _found(request: HttpRequest, wanted: BanFilter) -> dict[str, Any]:
     """Return the context of the list. Raises `StoreUnavailable`."""
     found, recent = find_bans(wanted), recent_bans(wanted)
-    page = Paginator(found.bans, PER_PAGE).get_page(request.GET.get("p"))
+    listed = BlocksThenBans(_blocks(wanted), found.bans)
+    page = Paginator(listed, PER_PAGE).get_page(request.GET.get("p"))
     newest = recent.events[:PER_PAGE]
-    shown = [*(ban.subject for ban in page), *(event.subject for event in newest)]
-    now, in_force = read_bans(shown)
-    began = {(event.subject, event.rule, event.until): event.at for event in recent.events}
+    bans = [each for each in page if isinstance(each, ActiveBan)]
+    now, in_force = read_bans([*(ban.subject for ban in bans), *(event.subject for event in newest)])
+    began = {(event.subject, event.rule, event.until): event for event in recent.events}
+    may_lift, may_clear = LiftBan.is_allowed(request.user), Clear.is_allowed(request.user)
     rows = []
-    for ban in page:
-        status = in_force.get((ban.subject, ban.rule))
-        value = "" if ban.subject is None or ban.rule is None else json.dumps([ban.subject, ban.rule])
-        rows.append((ban, began.get((ban.subject, ban.rule, ban.until)), status.level if status else 0, value))
+    for each in page:
+        if isinstance(each, ActiveBan):
+            event, status = began.get((each.subject, each.rule, each.until)), in_force.get((each.subject, each.rule))
+            value = json.dumps([each.subject, each.rule]) if may_lift and None not in (each.subject, each.rule) else ""
+            rows.append({"ban": each, "event": event, "level": status.level if status else 0, "value": value})
+        else:
+            value = json.dumps([each.subject, each.rule, True]) if may_clear else ""
+            rows.append({"block": each, "value": value, "is_group": is_group(each.subject)})
+    subjects = [*(each.subject for each in page), *(event.subject for event in newest)]
+    users = [event.user for event in (*newest, *began.values()) if event.reason or event.user]
     with_ban = [name for name, rule in known_rules().items() if isinstance(rule, Rule) and rule.ban]
     return {
         "page": page,
@@ -152,9 +195,10 @@ def _found(request: HttpRequest, wanted: BanFilter) -> dict[str, Any]:
         "since": recent.since,
         "total": found.total,
         "rules": sorted({*with_ban, *found.rules, wanted.rule} - {""}),
-        "names": names_among(request, [*wanted.subjects, *shown]),
+        "names": names_among(request, [*wanted.subjects, *subjects, *users]),
         "query": _query(wanted) or "?",
-        "may_lift": LiftBan.is_allowed(request.user),
+        "may_set": Block.is_allowed(request.user),
+        "liftable": len(found.bans) * may_lift + listed.number * may_clear,
         "is_memory": not get_limiter().store.is_shared,
         "has_events": bool(current().events),
         "nothing_is_limited": nothing_is_limited(),
@@ -180,16 +224,72 @@ def _query(wanted: BanFilter) -> str:
     return f"?{query}" if query else ""
 
 
-def _chosen(request: HttpRequest, wanted: BanFilter) -> list[tuple[str, str]]:
-    """Return the subject and rule of each ban to lift: all that match the filter, or the selected ones.
+class BlocksThenBans(Sequence["QuotaOverride | ActiveBan"]):
+    """The rows of the list. Only the blocks of the page are read."""
+
+    def __init__(self, blocks: QuerySet[QuotaOverride], bans: list[ActiveBan]) -> None:
+        self._blocks = blocks
+        self._bans = bans
+        self.number = blocks.count()
+
+    def __len__(self) -> int:
+        return self.number + len(self._bans)
+
+    def __getitem__(self, part: Any) -> Any:
+        """Return a page: the slice that a `Paginator` asks for."""
+        first, last = part.start - self.number, part.stop - self.number
+        return [*(self._blocks[part] if first < 0 else ()), *self._bans[max(0, first) : max(0, last)]]
+
+
+def _blocks(wanted: BanFilter) -> QuerySet[QuotaOverride]:
+    """Return the blocks in force that fit a filter, the newest first.
+
+    Those of a list, such as an imported one of networks, have a label, and are on the page of overrides.
+    """
+    rows = QuotaOverride.objects.db_manager(write_database()).active().filter(mode=QuotaOverride.Mode.BLOCKED, label="")
+    if wanted.rule:
+        rows = rows.filter(rule=wanted.rule)
+    if wanted.subjects:
+        words = [each for each in wanted.subjects if is_bare(each)]
+        whole = Q(subject__in=[each for each in wanted.subjects if each not in words])
+        rows = rows.filter(reduce(or_, (Q(subject__contains=word) for word in words), whole))
+    return rows.order_by("-pk")
+
+
+class ChosenBan(NamedTuple):
+    """A ban to lift."""
+
+    subject: str
+    rule: str
+    is_block: bool = False
+    """Whether it is an override."""
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it is about several subjects, which have no page."""
+        return is_group(self.subject)
+
+    @property
+    def action(self) -> type[SubjectAction]:
+        """What lifts it, and so needs its permission."""
+        return Clear if self.is_block else LiftBan
+
+
+def _chosen(request: HttpRequest, wanted: BanFilter) -> list[ChosenBan]:
+    """Return the bans to lift: all that match the filter, or the selected ones.
 
     Raises `RuleError`, and `StoreUnavailable`.
     """
     if "all" in request.POST:
         bans = find_bans(wanted).bans
-        return [(ban.subject, ban.rule) for ban in bans if ban.subject is not None and ban.rule is not None]
+        blocks = [ChosenBan(*pair, is_block=True) for pair in _blocks(wanted).values_list("subject", "rule")[:MOST]]
+        named = [(ban.subject, ban.rule) for ban in bans]
+        return [*blocks, *(ChosenBan(*pair) for pair in named if None not in pair)]  # type: ignore[arg-type]
     try:
         pairs = json.loads(request.POST.get("bans") or f"[{','.join(request.POST.getlist('ban'))}]")
-        return [(named_subject(subject), str(rule)) for subject, rule in pairs]
+        return [
+            ChosenBan((override_subject if any(rest) else named_subject)(subject), str(rule), any(rest))
+            for subject, rule, *rest in pairs
+        ]
     except (ValueError, TypeError, RecursionError) as error:
         raise RuleError(_("The request names no ban.")) from error

@@ -1,17 +1,15 @@
-"""What the admin pages share: pages of our own, permissions, links, the log, and a strict change list."""
+"""What the admin pages share: pages of our own, permissions, links, and a strict change list."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.contrib.auth import get_permission_codename, get_user_model
-from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -25,7 +23,6 @@ from django.utils.translation import gettext as _
 from django_quota.conf import limits_logins
 from django_quota.core.errors import RuleError
 from django_quota.error_texts import error_in_words
-from django_quota.models import Subject
 from django_quota.operating.lookup import find_subjects, login_names_among, user_names
 from django_quota.subjects.subject import is_user, parts_of
 
@@ -54,22 +51,6 @@ def admin_url(site: str | None, page: str, *args: Any, **query: str) -> str:
     except NoReverseMatch:
         return ""
     return f"{url}?{urlencode(query, errors='replace')}" if query else url
-
-
-def log_actions(done: Mapping[str, str], user: Any) -> None:
-    """Write a log entry for each subject in `done`; the value says what was done to it."""
-    about = ContentType.objects.get_for_model(Subject, for_concrete_model=False)
-    LogEntry.objects.bulk_create(
-        LogEntry(
-            user_id=user.pk,
-            content_type=about,
-            object_id=subject,
-            object_repr=subject[:200],
-            action_flag=CHANGE,
-            change_message=what,
-        )
-        for subject, what in done.items()
-    )
 
 
 def labelled(field: str, label: Any) -> Callable[[Any], SafeString]:

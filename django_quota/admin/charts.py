@@ -152,7 +152,7 @@ BARS_TOP = 20
 BARS_LEFT, AXIS_WIDTH = 20, 56
 """Room beside the bars. The axis is on the right, by the latest days, which a phone shows first."""
 DAYS_OF_WIDE_BARS, DAYS_OF_MEDIUM_BARS = 31, 100
-"""Days up to which bars are 20 and 9 pixels apart. A year's are 3 apart."""
+"""Days up to which bars are 33 and 11 pixels apart, which fills a desk. A year's are 3 apart."""
 
 
 def axis_maximum(count: int) -> int:
@@ -172,7 +172,7 @@ def bar_chart(days: Sequence[tuple[date, Count]]) -> dict[str, Any]:
     """
     count = len(days)
     is_year = count > DAYS_OF_MEDIUM_BARS  # with thin bars and the names of months below
-    pitch = 20 if count <= DAYS_OF_WIDE_BARS else 3 if is_year else 9
+    pitch = 33 if count <= DAYS_OF_WIDE_BARS else 3 if is_year else 11
     maximum = axis_maximum(max((counts.checks for _day, counts in days), default=0))
     sums = total(counts for _day, counts in days)
     bottom = BARS_TOP + PLOT_HEIGHT

@@ -26,12 +26,13 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_quota.admin.base import PageAdmin, StrictChangeList, admin_url, labelled, log_actions, may_see_users
+from django_quota.admin.base import PageAdmin, StrictChangeList, admin_url, labelled, may_see_users
 from django_quota.admin.lockouts import LOCKOUT, lockout_of
 from django_quota.admin.override_form import OverrideForm, preview_of
 from django_quota.admin.wording import STATES, moment_in_words, override_state
 from django_quota.core.errors import RuleError
 from django_quota.core.overrides import ALL_RULES
+from django_quota.features.authors import log_actions
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.models import QuotaOverride
@@ -152,7 +153,7 @@ class QuotaOverrideAdmin(PageAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the list, with a link to the page of each rule."""
-        context = {"title": _("Overrides and rules"), "known_rules": sorted(known_rules())}
+        context = {"title": _("Overrides")}
         return super().changelist_view(request, context | (extra_context or {}))
 
     def get_search_results(
@@ -215,7 +216,7 @@ class QuotaOverrideAdmin(PageAdmin):
         if not (self.has_add_permission(request) if row is None else self.has_change_permission(request, row)):
             raise PermissionDenied
         form = self.get_form(request, row, change=row is not None)(request.POST or None, instance=row)
-        context = {"preview": preview_of(form), "form": form}
+        context = {"preview": preview_of(form), "form": form, "is_live": True}
         return TemplateResponse(request, "admin/django_quota/quotaoverride/preview.html", context)
 
     # --- saving and deleting ------------------------------------------------------------------------------------------

@@ -5,23 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from django import forms
+from django.core.exceptions import NON_FIELD_ERRORS
+from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
+from django_quota.admin.base import admin_url
 from django_quota.admin.lockouts import LOCKOUT, lockout_of
 from django_quota.admin.wording import override_state
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import Override, OverrideTable
 from django_quota.error_texts import error_in_words
-from django_quota.limiting.override_rows import override_of
+from django_quota.limiting.override_rows import override_of, write_database
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import (
-    find_users,
     is_group,
+    named_override_subject,
     override_problems,
-    parse_override_input,
     parse_rule_input,
 )
-from django_quota.subjects.subject import is_bare, user_subject
 
 if TYPE_CHECKING:
     from django_quota.operating.inspection import OverridePreview
@@ -67,6 +68,20 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         is_sure = not self.lockout or LOCKOUT in self.data
         return is_wanted and is_sure and (not self.problems or "_anyway" in self.data)
 
+    def full_clean(self) -> None:
+        """Check the form. A second override of a subject and rule is one error, on the subject, with a link."""
+        super().full_clean()
+        if not self.has_error(NON_FIELD_ERRORS, "unique_together"):
+            return
+        del self.errors[NON_FIELD_ERRORS]
+        first = QuotaOverride.objects.using(write_database()).get(
+            subject=self.instance.subject, rule=self.instance.rule
+        )
+        site = getattr(self.request, "current_app", None)
+        url = admin_url(site, "django_quota_quotaoverride_change", first.pk)
+        words = _("This subject and rule have an override already: %s") % first.effect
+        self.add_error("subject", format_html('{} <a href="{}">{}</a>', words, url, _("Change it")))
+
     def clean_rule(self) -> str:
         """Return the name of the rule that was typed."""
         return parse_rule_input(self.cleaned_data["rule"])
@@ -74,15 +89,13 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
     def clean_subject(self) -> str:
         """Return the subject that the input stands for, and show it in the field."""
         text = self.cleaned_data["subject"]
+        is_new = text != self.instance.subject
         try:
-            subject = parse_override_input(text)
+            subject, number = named_override_subject(text, with_users=is_new and self.sees_users)
         except RuleError as error:
             raise forms.ValidationError(error_in_words(error)) from error
-        is_word = is_bare(subject) and subject != self.instance.subject
-        users = find_users(subject) if is_word and self.sees_users else []
-        if len(users) > 1:
+        if number > 1:
             raise forms.ValidationError(_("Several users have this name."))
-        subject = user_subject(users[0]) if users else subject
         if subject != text:
             data: Any = cast("Any", self.data).copy()
             data[self.add_prefix("subject")] = subject
@@ -142,12 +155,15 @@ def _effects(found: dict[str, OverridePreview]) -> dict[str, Any]:
     """Return what the preview shows of the changes for each subject, first the rules that have counted something."""
     changes = [(subject, change) for subject, result in found.items() for change in result.changes]
     changes.sort(key=lambda pair: not any(limit.used for limit in pair[1].now))
+    different = [pair for pair in changes if not pair[1].is_same]
+    same = [pair for pair in changes if pair[1].is_same]
     refused = {subject for subject, change in changes if any(limit.refuses for limit in change.then or change.now)}
     return {
         "subjects": len(found),
         "refused": len(refused),
-        "changes": changes[:MAX_CHANGES],
-        "more": max(0, len(changes) - MAX_CHANGES),
+        "changes": different[:MAX_CHANGES],
+        "more": max(0, len(different) - MAX_CHANGES),
+        "same": same,
         "is_unknown": any(result.is_unknown for result in found.values()),
         "unread": {name: why for result in found.values() for name, why in result.unread.items()},
     }

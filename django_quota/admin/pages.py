@@ -6,11 +6,15 @@ a page.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from django.contrib import admin
-from django.urls import URLPattern
+from django.http import HttpRequest
+from django.urls import URLPattern, path
 
 from django_quota.admin.base import ReadOnlyAdmin
-from django_quota.models import Ban, Overview, Subject
+from django_quota.models import Ban, KnownRule, Overview, Subject
 
 
 @admin.register(Overview)
@@ -31,6 +35,22 @@ class BanAdmin(ReadOnlyAdmin):
         from django_quota.admin.bans import BanPages  # noqa: PLC0415 — no page is needed to start
 
         return BanPages(self.model, self.admin_site).get_urls()
+
+
+@admin.register(KnownRule)
+class KnownRuleAdmin(ReadOnlyAdmin):
+    """The list of rules; see `rule_page`."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the request's user may view overrides, whose pages show the rules."""
+        user = request.user
+        return any(user.has_perm(f"django_quota.{verb}_quotaoverride") for verb in ("view", "change"))
+
+    def get_urls(self) -> list[URLPattern]:
+        from django_quota.admin.rule_page import rules_view  # noqa: PLC0415 — no page is needed to start
+
+        view = self.admin_site.admin_view(partial(rules_view, self))
+        return [path("", view, name="django_quota_knownrule_changelist")]
 
 
 @admin.register(Subject)

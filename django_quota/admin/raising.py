@@ -7,10 +7,10 @@ from typing import NamedTuple
 from django.utils.translation import gettext as _
 
 from django_quota.core import clock
-from django_quota.core.overrides import Override
+from django_quota.core.overrides import ALL_RULES, Override
 from django_quota.core.rules import Rule
 from django_quota.error_texts import text_in_words
-from django_quota.limiting.known_rules import NamedRule
+from django_quota.limiting.known_rules import NamedRule, known_login_rules
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.operating.inspection import UNLIMITED, rules_for
@@ -47,14 +47,16 @@ def _rates(rule: Rule, factor: int) -> str:
 def raisings(name: str, subject: str) -> list[Raising]:
     """Return the rules of this name (`*`: all known rules) that may limit a subject.
 
-    A rule with an override in force is not raised: that override would be replaced or hidden. Only a raise may replace
+    All rules leave out those of failed logins: whoever needs more searches does not need more guesses. A rule with an
+    override in force is not raised: that override would be replaced or hidden. Only a raise may replace
     an earlier raise.
     """
     overrides.refresh()
-    counts = who_counts()
+    counts, logins = who_counts(), {rule.name for rule in known_login_rules()}
     return [
         Raising(rule, given if isinstance(given, Rule) else None, _problem(rule, subject, given))
         for rule, given in rules_for(name).items()
+        if name != ALL_RULES or rule not in logins
         if counts.can_count(rule, subject)
     ]
 

@@ -37,6 +37,18 @@ _SHOWN = ("name", "rates", "key", "algorithm", "match", "exclude")
 """The fields of a rule that the page shows in words of its own, or in another place."""
 
 
+def rules_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
+    """List the rules of the settings and the views, with the rate, the key and the place of each."""
+    page.check_view(request)
+    rows = []
+    for name, known in sorted(known_rules().items()):
+        facts = dict(_facts(known)) if isinstance(known, Rule) else {}
+        rate, key = facts.get(_("Rate"), ""), facts.get(_("Key"), "")
+        problem = text_in_words(known) if isinstance(known, str) else ""
+        rows.append((name, rate, key, _source(name, known), problem))
+    return page.show(request, "quotaoverride/rules", _("Rules"), rules=rows)
+
+
 def rule_view(page: PageAdmin, request: HttpRequest) -> HttpResponse:
     """Show the rule in `?name=`. Users who may view the overview also see what it decided recently."""
     page.check_view(request)

@@ -5,7 +5,7 @@ New rates, exemptions and blocks are overrides. They are saved through the model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,15 +19,18 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.admin.raising import FACTORS, Raising, raisings
 from django_quota.admin.wording import moment_in_words, rule_in_words
+from django_quota.core.errors import RuleError
 from django_quota.core.keys import field
 from django_quota.core.overrides import ALL_RULES
-from django_quota.error_texts import some_of
+from django_quota.error_texts import error_in_words, some_of
 from django_quota.features.bans.calls import lift_bans
 from django_quota.features.logins import with_addresses
 from django_quota.features.resets.calls import reset_named
+from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.override_rows import set_override, write_database
 from django_quota.models import QuotaOverride
-from django_quota.operating.lookup import override_problems
+from django_quota.operating.lookup import named_override_subject, override_problems, subject_hint
+from django_quota.subjects.subject import is_bare
 
 SPANS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 """How long an override may last, besides until it is cleared."""
@@ -58,6 +61,69 @@ class OverrideActionForm(forms.Form):
         help_text=gettext_lazy("Tells others why."),
         widget=forms.TextInput(attrs={"class": "vTextField"}),
     )
+
+
+class BlockForm(OverrideActionForm):
+    """Asks for the end as a moment too, and for a note. A block needs a reason, because others will ask why."""
+
+    until = forms.DateTimeField(
+        label=gettext_lazy("Or until"),
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+        help_text=gettext_lazy("A moment of your own."),
+    )
+    note = forms.CharField(
+        label=gettext_lazy("Note"),
+        max_length=2000,
+        required=False,
+        help_text=gettext_lazy("More for the history, such as a link to a report."),
+        widget=forms.Textarea(attrs={"rows": 3, "class": "vLargeTextField"}),
+    )
+    field_order: Sequence[str] = ("span", "until", "reason", "note")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["reason"].required = True
+
+    def clean_until(self) -> datetime | None:
+        until: datetime | None = self.cleaned_data["until"]
+        if until is not None and until <= timezone.now():
+            raise ValidationError(_("It must be in the future."))
+        return until
+
+
+class BanForm(BlockForm):
+    """Asks for the subject, in any form, and the rule too."""
+
+    sees_users = False
+    """Whether the request's user may see users."""
+    subject = forms.CharField(
+        label=gettext_lazy("Subject"),
+        max_length=500,
+        help_text=gettext_lazy(
+            "A user's name or e-mail address, an IP address, a network such as 198.51.100.0/24, or a subject."
+        ),
+        widget=forms.TextInput(attrs={"class": "vTextField", "autocapitalize": "none", "autocomplete": "off"}),
+    )
+    rule = forms.ChoiceField(label=gettext_lazy("Rule"), required=False)
+    field_order = ("subject", "rule", "span", "until", "reason", "note")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        rule: Any = self.fields["rule"]
+        rule.choices = [("", _("all rules")), *((name, name) for name in sorted(known_rules()))]
+
+    def clean_subject(self) -> str:
+        """Return the subject that the input stands for."""
+        try:
+            subject, number = named_override_subject(self.cleaned_data["subject"], with_users=self.sees_users)
+        except RuleError as error:
+            raise ValidationError(error_in_words(error)) from error
+        if number > 1:
+            raise ValidationError(_("Several users have this name."))
+        if problem := subject_hint(subject, with_users=False) if is_bare(subject) else "":
+            raise ValidationError(problem)
+        return subject
 
 
 class RaiseForm(OverrideActionForm):
@@ -229,7 +295,7 @@ class Exempt(OverrideAction):
 
 
 class Block(OverrideAction):
-    """Admit nothing. A block needs a reason, because others will ask why."""
+    """Admit nothing."""
 
     label = gettext_lazy("Block")
     consequence = gettext_lazy(
@@ -239,11 +305,12 @@ class Block(OverrideAction):
     destructive = True
     blocks = True
     mode = QuotaOverride.Mode.BLOCKED
+    form = BlockForm
 
-    def form_for(self, data: Any = None) -> forms.Form:
-        form = super().form_for(data)
-        form.fields["reason"].required = True
-        return form
+    def do(self, given: Mapping[str, Any], user: Any) -> str:
+        """Save the row, and return what holds now, with the note. Raises `ValidationError`."""
+        done = self.save({self.rule: ""}, given["until"] or _ends(given), given["reason"], user)
+        return f"{done}. {given['note']}" if given["note"] else done
 
 
 class Clear(SubjectAction):

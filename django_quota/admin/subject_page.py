@@ -18,17 +18,20 @@ from django.urls import URLPattern, path
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
-from django_quota.admin.base import ReadOnlyAdmin, log_actions, may_see_users, names_among
+from django_quota.admin.base import ReadOnlyAdmin, may_see_users, names_among
 from django_quota.admin.lockouts import LOCKOUT, lockout_of
 from django_quota.admin.subject_actions import ACTIONS, SubjectAction
-from django_quota.admin.wording import STATES, WHYS, override_state, refused_until, subject_in_words
-from django_quota.conf import limits_logins
+from django_quota.admin.wording import STATES, WHYS, ban_in_words, override_state, refused_until, subject_in_words
+from django_quota.conf import current, limits_logins
 from django_quota.core import clock
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import ALL_RULES
 from django_quota.error_texts import error_in_words
+from django_quota.features.authors import log_actions
+from django_quota.features.events.stream import EVENTS_A_PAGE, Event, EventFilter, event_log
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
+from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride, Subject
 from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.inspection import (
@@ -49,6 +52,9 @@ from django_quota.subjects.subject import is_bare, named_subject
 
 OVERRIDES_SHOWN = 100
 """Overrides on the page."""
+
+LAST_REFUSED = 20
+"""Subjects refused last, below the empty search."""
 
 LOG_ENTRIES_SHOWN = 10
 """Log entries on the page."""
@@ -75,7 +81,10 @@ class SubjectPages(ReadOnlyAdmin):
                 return self._page(request, named_subject(subject))
             except RuleError as error:
                 trouble = error_in_words(error)
-        return self.show(request, "subject/find", _("Find a subject"), trouble=trouble, asked=subject)
+        refused = [] if trouble else _refused_last()
+        names = names_among(request, (event.subject for event in refused)) if refused else {}
+        context = {"trouble": trouble, "asked": subject, "refused": refused, "names": names}
+        return self.show(request, "subject/find", _("Find a subject"), **context)
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         """Redirect from a log entry to the page of its subject, which shows the history."""
@@ -164,6 +173,20 @@ class SubjectPages(ReadOnlyAdmin):
         return not form.errors
 
 
+def _refused_last() -> list[Event]:
+    """Return the last refusal of each subject, the newest first; empty if the store does not answer."""
+    try:
+        wanted = EventFilter(kinds=["refused", "banned"])
+        found = event_log(get_limiter().store, current().prefix).search(EVENTS_A_PAGE, wanted).events
+    except QuotaError:  # a search needs no store
+        return []
+    last: dict[str, Event] = {}
+    for event in found:  # the newest first
+        if event.subject is not None:
+            last.setdefault(event.subject, event)
+    return list(last.values())[:LAST_REFUSED]
+
+
 def build_page(subject: str, other_names: Collection[str] = (), related: Collection[str] = ()) -> dict[str, Any]:
     """Return the context of a subject's page.
 
@@ -183,6 +206,7 @@ def build_page(subject: str, other_names: Collection[str] = (), related: Collect
     of_all, by_pk = snapshot.override_of(ALL_RULES), {row.pk: row for row in rows}
     view = _view_of(snapshot, rows)
     counts = any(each["used"] or each["unused"] for each in (view, *others))
+    began = {event.rule: event for event in reversed(refused) if event.kind == "banned"}
     return {
         **view,
         "trouble": trouble,
@@ -191,6 +215,7 @@ def build_page(subject: str, other_names: Collection[str] = (), related: Collect
         "is_counted": counts or bool(snapshot.unread),
         "is_clear": counts,
         "related": others,
+        "bans": [(ban, began.get(ban.rule)) for ban in snapshot.bans],
         "longer": [(each, refusal and _refused(snapshot.now, refusal)) for each, refusal in longer],
         "for_all": by_pk.get(of_all.pk) if of_all else None,
         "overrides": list(_overrides(snapshot, rows)),
@@ -232,7 +257,7 @@ def _view_of(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride]) -> dict[s
         "subject": snapshot.subject,
         "snapshot": snapshot,
         "answers": list(_answers(snapshot, {name: limits for name, limits, _ in rules})),
-        "refusing": [limit for limit in snapshot.limits if limit.refuses],
+        "refusing": [limit for _, limits, _ in rules if not _is_sure(limits) for limit in limits if limit.refuses],
         "used": used,
         "unused": [rule for rule in rules if rule not in used],
     }
@@ -274,14 +299,22 @@ def _answers(snapshot: SubjectSnapshot, rules: Mapping[str, list[LimitStatus]]) 
         refused = [limit for limit in limits if limit.refuses]
         if not refused:
             bans.pop(name, None)  # under an exemption, or in a shadow
-        elif name not in bans and {limit.tier for limit in refused} == {limit.tier for limit in limits}:
+        elif name not in bans and _is_sure(limits):
             waits = [limit.retry_after for limit in refused]
             wait = None if None in waits else max(filter(None, waits), default=0.0)
             refused_by.setdefault((wait, str(WHYS.get(refused[0].why, ""))), []).append(name)
     for ban in bans.values():
-        yield refused_until(ban.ends_in, snapshot.now, ban.rule, _("ban %d") % ban.level), ban.rule
+        yield refused_until(ban.ends_in, snapshot.now, ban.rule, ban_in_words(ban.level)), ban.rule
     for (wait, why), names in refused_by.items():
         yield refused_until(wait, snapshot.now, ", ".join(names), why), None
+
+
+def _is_sure(limits: Iterable[LimitStatus]) -> bool:
+    """Return whether a rule refuses the next hit in every tier that the subject may be in."""
+    refuses: dict[str, bool] = {}
+    for limit in limits:
+        refuses[limit.tier] = limit.refuses or refuses.get(limit.tier, False)
+    return all(refuses.values())
 
 
 def _log_entries(subject: str, rows: Iterable[QuotaOverride]) -> list[LogEntry]:

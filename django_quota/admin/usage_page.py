@@ -152,6 +152,7 @@ def _context(request: HttpRequest, asked: UsageQuery) -> dict[str, Any]:
         "asked": asked,
         "problem": problem,
         "first_day": first_day,
+        "is_busy_year": any(counts.checks for counts in of_year.values()),
         "hint": "" if first_day else subject_hint(asked.subject, with_users=may_see_users(request)),
         "totals": [*of_another, *((title, since(first)) for title, first in totals)],
         "years": range(max(first_year, last_year - YEARS_LISTED + 1), last_year + 1),

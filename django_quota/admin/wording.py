@@ -12,15 +12,19 @@ from django.conf import settings
 from django.utils import timezone
 from django.utils.formats import date_format, number_format
 from django.utils.functional import Promise
+from django.utils.html import escape
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.core import clock
 from django_quota.core.clock import SECOND
 from django_quota.core.overrides import ALL_RULES
+from django_quota.core.rates import RateChange, parse_override_rates
 from django_quota.core.rule_options import BanOption, Exemption, Shares
-from django_quota.core.rules import Tiers, option_in_words
+from django_quota.core.rules import Rule, Tiers, option_in_words
 from django_quota.http.wording import wait_in_words, when_in_words
+from django_quota.limiting.known_rules import known_rules
 from django_quota.models import QuotaOverride
 from django_quota.subjects.subject import LOGIN, parts_of
 
@@ -45,6 +49,14 @@ KIND_NAMES: dict[str, str | Promise] = {
     "near": gettext_lazy("near its limit"),
 }
 """The kinds of events in words."""
+
+BAN_NAMES: dict[int, str | Promise] = {
+    1: gettext_lazy("first ban"),
+    2: gettext_lazy("second ban"),
+    3: gettext_lazy("third ban"),
+    4: gettext_lazy("fourth ban"),
+    5: gettext_lazy("fifth ban"),
+}
 
 WHYS: dict[str, str | Promise] = {
     "override": gettext_lazy("by an override"),
@@ -105,8 +117,14 @@ def event_in_words(event: Event) -> str:
         return _("%(share)s %% used, %(left)s of %(limit)s are left") % words
     until = _("until %s") % second_in_words(event.until) if event.until else _("for good")
     if event.kind == "banned":
-        return f"{_('ban %d') % event.level}, {until}"
+        which = f"{ban_in_words(event.level)}, {until}"
+        return f"{which}: {event.reason}" if event.reason else which
     return f"{_('needed %(cost)s, %(left)s of %(limit)s are left') % words}, {until}"
+
+
+def ban_in_words(level: int) -> str:
+    """Return which ban in a row this is: `first ban`."""
+    return str(BAN_NAMES[level]) if level in BAN_NAMES else _("ban number %d") % level
 
 
 def sender_in_words(event: Event, names: Mapping[str, str]) -> str:
@@ -117,6 +135,17 @@ def sender_in_words(event: Event, names: Mapping[str, str]) -> str:
     is_subject = event.user in parts_of(event.subject or "")  # then it is beside it already
     user = "" if is_subject else names.get(event.user or "", event.user or "")
     return " ".join(filter(None, (user, event.method, event.path)))
+
+
+def reason_in_words(event: Event, names: Mapping[str, str]) -> str:
+    """Return why somebody set a ban, and who: `spam (by ann)`; empty if the limiter has set it.
+
+    `names`: the names of users by subject; see `names_among`.
+    """
+    by = ""
+    if event.user and not event.path:
+        by = _("by %(sender)s") % {"sender": names.get(event.user, event.user)}
+    return f"{event.reason} ({by})" if event.reason and by else event.reason or by
 
 
 def flood_in_words(flood: Flood) -> str:
@@ -142,6 +171,14 @@ def flood_in_words(flood: Flood) -> str:
 def rule_in_words(rule: str) -> str:
     """Return a rule for use in a sentence: `rule "search"`, `all rules`."""
     return _("all rules") if rule in ("", ALL_RULES) else _('rule "%s"') % rule
+
+
+def breakable(name: str) -> SafeString:
+    """Return a rule's name that may break after its dots and underscores: it is often the dotted path of a view."""
+    return mark_safe(_BREAKS.sub(r"\g<0><wbr>", escape(name)))  # noqa: S308 — it is escaped
+
+
+_BREAKS = re.compile(r"[._]+(?=.)")
 
 
 def subject_in_words(subject: str, names: Mapping[str, str]) -> str:
@@ -171,7 +208,7 @@ _DIGEST = re.compile(
 
 
 def refused_until(seconds: float | None, now: int, rule: str, why: str = "") -> str:
-    """Say what refuses, and until when: `refused by login until 02:25:12 UTC (ban 1)`.
+    """Say what refuses, and until when: `refused by login until 02:25:12 UTC (first ban)`.
 
     `seconds`: None for good; 0 if the end is not known, because the store accepts no changes.
     """
@@ -182,6 +219,28 @@ def refused_until(seconds: float | None, now: int, rule: str, why: str = "") -> 
     else:
         text = _("refused by %(rule)s") if seconds == 0 else _("refused by %(rule)s for good")
     return text % words + (f" ({why})" if why else "")
+
+
+def raise_in_words(limit: LimitStatus, row: QuotaOverride | None) -> str:
+    """Return what a top-up adds: `600 = 100 of plan free + 500 until December 1`; empty for other overrides.
+
+    `row`: the override of the limit's rule.
+    """
+    rule = known_rules().get(limit.rule)
+    change = parse_override_rates(row.rate) if row is not None and limit.why == "override" and row.rate else None
+    if not isinstance(rule, Rule) or not isinstance(change, RateChange) or change.factor != 1 or not change.units:
+        return ""
+    base, own = limit.limit - change.units, rule.tiers.get(limit.tier, rule).limits
+    if base not in [each.rate.count for each in own]:
+        return ""
+    numbers = {"limit": limit.limit, "base": base, "units": change.units}
+    words: dict[str, Any] = {name: number_format(each, force_grouping=True) for name, each in numbers.items()}
+    words["tier"] = limit.tier
+    text = _("%(limit)s = %(base)s of plan %(tier)s + %(units)s") if limit.tier else "%(limit)s = %(base)s + %(units)s"
+    if row is None or row.expires is None:
+        return text % words
+    until = timezone.localtime(row.expires) if timezone.is_aware(row.expires) else row.expires
+    return f"{text % words} {_('until %s') % when_in_words(until, local_moment(clock.now()))}"
 
 
 STATES: dict[str, str | Promise] = {

@@ -466,7 +466,7 @@ def _longer(one: float | None, other: float | None) -> float | None:
 
 @dataclass(slots=True)
 class RuleChange:
-    """The limits of a rule now, and under the override."""
+    """The limits of a rule without the override, and under it."""
 
     rule: str
     now: list[LimitStatus]
@@ -474,6 +474,15 @@ class RuleChange:
     """Empty if the override changes nothing."""
     problem: str = ""
     """Why the override changes nothing: the rule has an override of its own, or this override does not fit the rule."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the limits stay as they are."""
+        now, then = (
+            [replace(each, why="") if each.why == "override" else each for each in limits]
+            for limits in (self.now, self.then)
+        )
+        return bool(self.problem) or now == then
 
 
 @dataclass(slots=True)
@@ -497,6 +506,7 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
         counts = who_counts()
         rules = {name: given for name, given in rules.items() if counts.can_count(name, subject)}
     snapshot = _snapshot_of(subject, read_contents(subject), rules)
+    snapshot.table = OverrideTable([each for each in snapshot.overrides if each.pk != override.pk])
     _read_limits(snapshot, rules)
     table = OverrideTable([*snapshot.overrides, override])
     preview = OverridePreview([], is_unknown=not rules, unread=snapshot.unread)

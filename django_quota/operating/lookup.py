@@ -84,6 +84,16 @@ def parse_override_input(text: str) -> str:
     return override_subject(f"ip:{text.removeprefix('ip:')}") if is_of_addresses else parse_subject_input(text)
 
 
+def named_override_subject(text: str, *, with_users: bool) -> tuple[str, int]:
+    """Return the subject of an override that the input means, and how many users have this name.
+
+    The name of one user stands for that user. `with_users`: whether to look for users. Raises `RuleError`.
+    """
+    subject = parse_override_input(text)
+    users = find_users(subject) if with_users and is_bare(subject) else []
+    return (user_subject(users[0]) if users else subject), len(users)
+
+
 def parse_rule_input(text: str) -> str:
     """Return the name of the rule that the input means. A rate has one name: `10 per minute` is `10/m`."""
     if text not in known_rules():
@@ -166,15 +176,17 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
     words = {"subject": subject}
     if network := network_hint(subject):
         return network
-    users = find_users(subject) if with_users and is_bare(subject) else []
-    if len(users) == 1:
+    users = find_users(subject, prefix=True) if with_users and is_bare(subject) else []
+    if len(users) == 1 and subject.lower() in _names_of(users[0]):
         words["meant"] = user_subject(users[0])
         return _('No request has the subject "%(subject)s". The user with this name is "%(meant)s".') % words
     if is_bare(subject):
-        return _(
+        nobody = _("Nobody's name or e-mail begins with '%(subject)s'.") if with_users and not users else ""
+        of_a_call = _(
             'No request has the subject "%(subject)s". Use, for example, user:<key>, ip:<address> or global. It works '
             "only where your code passes this subject itself."
-        ) % words  # fmt: skip
+        )  # fmt: skip
+        return f"{nobody} {of_a_call}".strip() % words
     key = _user_key_of(subject) if with_users else None
     if key is None or user_of(subject) is not None:
         return ""
@@ -284,17 +296,20 @@ def find_users(text: str, *, prefix: bool = False) -> list[Any]:
         return []
     model: Any = get_user_model()
     name, email = model.USERNAME_FIELD, model.get_email_field_name()
-    fields = ["pk", name]
     is_text = isinstance(model._meta.get_field(name), (CharField, TextField))
     names = [text] if is_text else _values_of(name, text)
     wanted = Q(**{f"{name}__istartswith": text}) if prefix else Q(**{f"{name}__in": names})
     if (prefix or "@" in text) and email in {field.name for field in model._meta.get_fields()}:
-        fields.append(email)
         wanted |= Q(**{f"{email}__{'istartswith' if prefix else 'iexact'}": text})
     wanted |= Q(pk__in=_values_of(model._meta.pk.name, text))
     users = list(_all_users().filter(wanted).order_by()[:MAX_USERS])
-    exact = [user for user in users if text.lower() in {str(getattr(user, field)).lower() for field in fields}]
-    return exact or users
+    return [user for user in users if text.lower() in _names_of(user)] or users
+
+
+def _names_of(user: Any) -> set[str]:
+    """Return what may be typed for a user, in lower case: key, name and e-mail address."""
+    fields = ("pk", type(user).USERNAME_FIELD, type(user).get_email_field_name())
+    return {str(getattr(user, field, "")).lower() for field in fields}
 
 
 def user_of(subject: str) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import UTC, datetime
 from html import unescape
 from typing import Any
 
@@ -14,7 +15,7 @@ from django.test import Client
 from django_quota import ban, check, peek, unban
 from django_quota.admin import bans as page_of_bans
 from django_quota.features.bans import lists as service
-from django_quota.models import DailyCounter
+from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.lookup import parse_subject_input
 from django_quota.testing import server_programs
 from tests.admin.operators import operator, superuser
@@ -98,7 +99,7 @@ class TestInEachStore:
     def test_the_bans_of_a_subject_are_listed_with_rule_end_level(self, ann: str) -> None:
         rows = shown(superuser(), subject=ann)
 
-        assert sorted((row[1], row[4]) for row in rows) == [("login", "ban 1"), ("search", "ban 1")]
+        assert sorted((row[1], row[4]) for row in rows) == [("login", "First ban"), ("search", "First ban")]
         assert all(re.search(r", 20\d\d, .* (UTC|\w{3,4})$", row[3]) for row in rows)
 
     def test_a_confirmed_lift_ends_the_selected_bans(self, ann: str) -> None:
@@ -225,7 +226,7 @@ class TestListing:
         assert all(re.search(r", 20\d\d, ", row[2]) for row in shown(superuser()))
 
     def test_a_row_says_how_many_bans_there_were(self) -> None:
-        assert [row[4] for row in shown(superuser())] == ["ban 1", "ban 1"]
+        assert [row[4] for row in shown(superuser())] == ["First ban", "First ban"]
 
     @pytest.mark.parametrize(
         "link",
@@ -242,7 +243,7 @@ class TestListing:
         for span in ("30m", "40m"):
             ban("login", SUBJECT, span)
 
-        assert [(row[0], row[5]) for row in shown(superuser(), "History")] == [
+        assert [(row[0], row[6]) for row in shown(superuser(), "History")] == [
             (SUBJECT, "in force"),
             (SUBJECT, "replaced by a newer one"),
             ("user:7", "lifted"),
@@ -428,7 +429,7 @@ class TestTrips:
         return client
 
     def test_the_names_of_all_users_are_one_query(self, client: Client, django_assert_num_queries: Any) -> None:
-        with django_assert_num_queries(3):  # two of the admin: who it is; one of ours
+        with django_assert_num_queries(4):  # two of the admin: who it is; the blocks; the names
             client.get(PAGE)
 
     def test_the_page_asks_redis_three_times_without_a_scan(self, client: Client, raw: redis.Redis) -> None:
@@ -507,3 +508,137 @@ class TestWithoutTheStore:
 
         assert answer.status_code == 200
         assert "None of these bans" not in answer.content.decode()
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestSettingABan:
+    """A ban that somebody sets is a block with a reason and an end; the list has it beside the bans of rules."""
+
+    @pytest.fixture(autouse=True)
+    def ann(self, rules: None, memory_store: None) -> str:
+        return f"user:{User.objects.create_user('ann').pk}"
+
+    @staticmethod
+    def set_ban(client: Client, **given: Any) -> Any:
+        form = {"subject": "ann", "rule": "", "span": "7d", "until": "", "reason": "spam", "note": ""}
+        return client.post(f"{PAGE}set/", {**form, **given}, follow=True)
+
+    def test_it_is_in_force_at_once(self, ann: str) -> None:
+        self.set_ban(superuser())
+
+        assert not peek("login", ann)
+
+    def test_the_list_says_who_set_it_and_why(self) -> None:
+        client = superuser()
+
+        self.set_ban(client)
+
+        (row,) = shown(client)
+        assert [row[1], row[4], row[5]] == ["all rules", "Block", "spam (by root)"]
+
+    def test_the_history_of_the_subject_has_the_note(self, ann: str) -> None:
+        self.set_ban(superuser(), note="https://example.org/reports/7")
+
+        entry = LogEntry.objects.get()
+        assert (entry.object_id, entry.user.username) == (ann, "root")
+        assert re.fullmatch(r"Ban: all rules blocked, until .* \(spam\)\. https://.*/7", entry.change_message)
+
+    def test_it_may_end_at_a_moment(self, ann: str) -> None:
+        self.set_ban(superuser(), until="2099-12-04T18:00")
+
+        assert QuotaOverride.objects.get(subject=ann).expires == datetime(2099, 12, 4, 18, tzinfo=UTC)
+
+    def test_it_may_be_of_one_rule(self, ann: str) -> None:
+        self.set_ban(superuser(), rule="search")
+
+        assert peek("login", ann)
+        assert not peek("search", ann)
+
+    def test_it_may_be_of_a_network(self) -> None:
+        client = superuser()
+
+        self.set_ban(client, subject="198.51.100.0/24")
+
+        assert subjects(client) == ["ip:198.51.100.0/24"]
+        assert not peek("login", "ip:198.51.100.7")
+
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            ({"reason": ""}, "This field is required."),
+            ({"until": "2001-01-01T00:00"}, "It must be in the future."),
+            ({"subject": "nobody"}, "No request has the subject"),
+            ({"subject": "login:typo=x"}, "login:username="),
+        ],
+        ids=["no reason", "an end in the past", "an unknown name", "a wrong subject"],
+    )
+    def test_the_form_refuses(self, given: dict[str, str], says: str) -> None:
+        assert says in self.set_ban(superuser(), **given).content.decode()
+        assert not QuotaOverride.objects.exists()
+
+    def test_the_own_address_needs_a_tick(self) -> None:
+        client = superuser()
+
+        question = self.set_ban(client, subject="127.0.0.1").content.decode()
+
+        assert "This blocks you" in question
+        assert not QuotaOverride.objects.exists()
+        self.set_ban(client, subject="127.0.0.1", _locks_me_out="1")
+        assert QuotaOverride.objects.exists()
+
+    def test_it_is_lifted_from_the_list(self, ann: str) -> None:
+        client = superuser()
+        self.set_ban(client)
+
+        page = lift(client, json.dumps([ann, "*", True]))
+
+        assert "1 ban was lifted." in page
+        assert peek("login", ann)
+
+    def test_all_of_the_list_are_lifted_with_the_bans_of_rules(self, ann: str) -> None:
+        client = superuser()
+        self.set_ban(client)
+        ban("search", ann, "10m")
+
+        assert "2 bans were lifted." in lift(client, all="1", subject=ann)
+        assert shown(client) == []
+
+    @pytest.mark.parametrize(
+        ("query", "number"),
+        [({"rule": "search"}, 0), ({"subject": "user:999"}, 0), ({"subject": "user"}, 1), ({}, 1)],
+        ids=["another rule", "another subject", "a part of the subject", "nothing"],
+    )
+    def test_a_search_finds_it_by(self, query: dict[str, str], number: int) -> None:
+        client = superuser()
+
+        self.set_ban(client)
+
+        assert len(shown(client, **query)) == number
+
+    def test_a_block_of_a_list_is_left_to_the_overrides(self) -> None:
+        QuotaOverride.objects.create(subject="ip:198.51.100.0/24", mode="blocked", label="crawlers")
+
+        assert shown(superuser()) == []
+
+    def test_it_needs_the_permission_to_add_overrides(self) -> None:
+        client = operator("view_ban", "lift_ban")
+
+        assert f"{PAGE}set/" not in client.get(PAGE).content.decode()
+        assert self.set_ban(client).status_code == 403
+
+    def test_to_lift_it_needs_the_permission_to_delete_overrides(self, ann: str) -> None:
+        self.set_ban(superuser())
+        client = operator("view_ban", "lift_ban")
+
+        assert 'type="checkbox"' not in client.get(PAGE).content.decode()
+        assert "Select the bans to lift." in lift(client, json.dumps([ann, "*", True]))
+        assert QuotaOverride.objects.exists()
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_the_list_says_why_code_set_a_ban(rules: None, redis_cache: Any) -> None:
+    ban("login", SUBJECT, "10m", reason="too fast", by="the watchdog")
+
+    (row,) = shown(superuser())
+
+    assert row[5] == "too fast (by the watchdog)"

@@ -80,7 +80,7 @@ class TestList:
         an_exemption_of_everybody="off for everybody",
         a_long_reason_escaped='title="&lt;b&gt;because',
         a_long_reason_shortened="…</span>",
-        link_to_a_rule=f'<a href="{RULE}?name=login">login</a>',
+        count_of_all="7 overrides\n",
         link_to_the_subject='href="/admin/django_quota/subject/?subject=user%3A1"',
     )
     def test_it_shows(self, words: str) -> None:
@@ -89,6 +89,8 @@ class TestList:
         row("user:2", mode="blocked", starts=now + DAY, reason="<b>" + "because " * 20)
         row("user:3", expires=now - DAY)
         row("*", rule="search")
+        for number in range(5, 8):
+            row(f"user:{number}")
 
         assert words in superuser().get(LIST).content.decode()
 
@@ -283,6 +285,25 @@ class TestForm:
         assert check("login", concerned).limit == 3
         assert other is None or check("login", other).limit == 2
 
+    def test_a_second_override_is_one_error_with_a_link_to_the_first(self) -> None:
+        first = row(rule="search")
+
+        answer = add(superuser())
+
+        form = answer.context["adminform"].form
+        assert {name: len(errors) for name, errors in form.errors.items()} == {"subject": 1}
+        shown = answer.content.decode()
+        assert f'have an override already: exempt <a href="{LIST}{first.pk}/change/">Change it</a>' in shown
+        assert "__all__" not in shown
+
+    def test_the_live_preview_names_fields_as_the_form_does(self) -> None:
+        row(rule="search")
+
+        shown = preview(superuser())
+
+        assert "<li>Subject: This subject and rule have an override already" in shown
+        assert "__all__" not in shown
+
     @pytest.mark.parametrize(
         ("given", "field"),
         [
@@ -338,6 +359,26 @@ class TestPreview:
         assert not QuotaOverride.objects.exists()
         assert not LogEntry.objects.exists()
         assert peek("search", "user:42").remaining == 7
+
+    def test_that_of_a_change_compares_with_no_override(self, three_used: None) -> None:
+        made = row(rule="search", mode="rate", rate="20/m")
+
+        shown = preview(superuser(), f"{made.pk}/", rate="50/m")
+
+        assert "Without it" in shown
+        assert "10/m: 3 of 10 used, 7 left" in shown
+        assert "50/m: 3 of 50 used, 47 left" in shown
+        assert "20/m" not in shown
+
+    def test_limits_that_stay_as_they_are_are_folded(self) -> None:
+        row("user:42", rule="login", mode="rate", rate="7/m")
+
+        shown = preview(superuser(), rule="*", rate="10/m")
+
+        table, _, folded = shown.partition('<details class="quota-same">')
+        assert "1 limit stays as it is" in folded
+        assert "Nothing changes, since this rule has an override of its own." in folded
+        assert ">login<" not in table
 
     def test_that_of_a_change_shows_what_would_hold(self) -> None:
         made = row(rule="search")
@@ -601,6 +642,33 @@ class TestActionsOnAllRows:
         do(superuser(), "block_selected", [], **self.EVERYTHING, _locks_me_out="1")
 
         assert QuotaOverride.objects.filter(mode="blocked").count() == changed
+
+
+class TestListOfRules:
+    LIST_OF_RULES = "/admin/django_quota/knownrule/"
+
+    @has_words(
+        link=f'<a href="{RULE}?name=search">search</a>',
+        rate='<td data-label="Rate">10/m</td>',
+        place="QUOTA[&quot;RULES&quot;][&quot;search&quot;]",
+        name_that_may_break='?name=of.a_view">of.<wbr>a_<wbr>view</a>',
+    )
+    def test_it_shows(self, words: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "10/m", "of.a_view": "1/m"}}
+
+        assert words in superuser().get(self.LIST_OF_RULES).content.decode()
+
+    def test_it_needs_the_permission_to_view_overrides(self) -> None:
+        assert operator("view_quotaoverride").get(self.LIST_OF_RULES).status_code == 200
+        assert operator("view_subject", name="other").get(self.LIST_OF_RULES).status_code == 403
+
+    def test_the_app_begins_with_the_overview(self) -> None:
+        shown = superuser().get("/admin/django_quota/").content.decode()
+
+        names = re.findall(r'<th scope="row"[^>]*>\s*<a[^>]*>([^<]*)</a>', shown)
+        assert [name.strip() for name in names] == [
+            *("Overview", "Bans", "Daily counters", "Overrides", "Rules", "Subjects"),
+        ]
 
 
 class TestRulePage:

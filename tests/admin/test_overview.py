@@ -137,7 +137,8 @@ class TestOnRedis:
         content = shown(client, CONTENT)
         assert 'id="quota-rules-title"' in content
         assert "<html" not in content
-        found = re.findall(r">user:(\d+)<", content.partition('id="quota-events"')[2])
+        feed = content.partition('id="quota-events"')[2].partition("</ol>")[0]
+        found = re.findall(r">user:(\d+)<", feed)
         assert found == [str(number) for number in range(overview.EVENTS_SHOWN + 4, 4, -1)]
 
     @pytest.mark.parametrize(("number", "is_said"), [(SEARCHED, False), (SEARCHED + 1, True)])

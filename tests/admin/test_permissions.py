@@ -19,7 +19,8 @@ ACTIONS = {
 NEEDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("overview/", "overview/content/"), ("view_overview",)),
     **dict.fromkeys(("ban/", "ban/?subject=user:1", "ban/lift/"), ("view_ban",)),
-    "ban/lift/?all=1": ("lift_ban",),
+    "ban/lift/?all=1": ("lift_ban", "delete_quotaoverride"),
+    **{f"ban/set/?lacks={needed}": (needed,) for needed in ("view_ban", "add_quotaoverride", "change_quotaoverride")},
     **{f"overview/{page}": () for page in ("add/", "1/change/", "1/delete/", "1/history/")},
     **{f"dailycounter/{page}": OF_COUNTERS for page in ("", "export/", "usage/", "C/change/", "C/history/")},
     **{f"dailycounter/usage/{page}?subject=user:1": OF_COUNTERS for page in ("", "csv/")},

@@ -16,10 +16,11 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_quota import ban, check, counter, peek
+from django_quota import ban, check, counter, peek, raise_limit
 from django_quota.adapters import digest
 from django_quota.admin.wording import local_moment
 from django_quota.features.counters import calls
+from django_quota.limiting.known_rules import known_login_rules
 from django_quota.models import QuotaOverride
 from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
@@ -131,6 +132,32 @@ class TestSearch:
     def test_what_cannot_be_a_subject_is_an_error(self, text: str) -> None:
         assert "errornote" in superuser().post(PAGE, {"find": text}).content.decode()
 
+    def test_a_name_that_nobody_has_is_said(self) -> None:
+        User.objects.create_user("anna")
+
+        shown = superuser().post(PAGE, {"find": "bob"}, follow=True).content.decode()
+
+        assert "Nobody&#x27;s name or e-mail begins with &#x27;bob&#x27;." in shown
+
+    @pytest.mark.parametrize("text", ["global", "ann"], ids=["the site", "the beginning of a name"])
+    def test_it_is_not_said_of(self, text: str) -> None:
+        User.objects.create_user("anna", pk=7)
+        check("search", "global")
+        check("search", "user:7")
+
+        assert "Nobody&#x27;s" not in superuser().post(PAGE, {"find": text}, follow=True).content.decode()
+
+    def test_the_empty_search_lists_who_was_refused_last(self) -> None:
+        for subject in ("user:1", "user:2"):
+            check("0/m", subject, name="closed")
+
+        shown = superuser().get(PAGE).content.decode().partition("<h2>Refused last</h2>")[2]
+
+        assert re.findall(r"subject=user%3A(\d)", shown) == ["2", "1"]
+
+    def test_the_empty_search_says_that_nobody_was_refused(self) -> None:
+        assert "Nobody was refused recently." in superuser().get(PAGE).content.decode()
+
     @pytest.mark.parametrize("text", ["", "login:typo=marked"], ids=["nothing", "a misspelled part"])
     def test_wrong_text_is_an_error_that_does_not_repeat_it(self, text: str) -> None:
         shown = superuser().post(PAGE, {"find": text}).content.decode()
@@ -172,7 +199,7 @@ class TestPage:
         where_a_rate_comes_from="by an override",
         the_reason_of_an_override="an import",
         who_made_an_override="by ann",
-        a_ban="ban 1",
+        a_ban="First ban",
         a_tier="authenticated:",
         rates_that_are_functions="its rates are functions of the request",
         how_many_rules_are_unused="unused rule",
@@ -381,9 +408,10 @@ class TestRedisThatTakesNoChanges:
         raw.replicaof("NO", "ONE")
 
     def test_a_rule_that_denies_refuses(self) -> None:
-        words = "shut, 3/m: 0 of 3 used, 3 left; no hit is admitted while Redis refuses writes"
+        shown = page(superuser())
 
-        assert words in verdict(page(superuser()))
+        assert "Refused by shut." in verdict(shown)
+        assert "no hit is admitted while Redis refuses writes" in shown
 
     def test_a_rule_that_allows_counts_nothing(self) -> None:
         shown = page(superuser())
@@ -404,8 +432,8 @@ class TestVerdict:
             check(rule, SUBJECT, cost)
 
     @has_words(
-        a_rule_that_admits_nothing="closed, 0/h: 0 of 0 used, 0 left; no hit is admitted",
-        a_limit_that_is_used_up="search, 10/m: 10 of 10 used, 0 left; the next hit is admitted in 60 seconds,",
+        a_rule_that_admits_nothing="Refused by closed for good.",
+        a_limit_that_is_used_up="Refused by search until ",
     )
     @pytest.mark.usefixtures("three_limits_are_used_up")
     def test_it_names(self, words: str) -> None:
@@ -421,7 +449,11 @@ class TestVerdict:
     def test_a_block_is_named_for_each_rule(self) -> None:
         override(reason="spam")
 
-        assert "search, 10/m: blocked by an override; no hit is admitted" in verdict(page(superuser()))
+        assert re.search(r"Refused by search, .* for good \(blocked by an override\)", verdict(page(superuser())))
+
+    @pytest.mark.usefixtures("three_limits_are_used_up")
+    def test_each_rule_that_refuses_is_named_once(self) -> None:
+        assert verdict(page(superuser())).count("search") == 1
 
     def test_the_reason_of_a_block_of_all_rules_is_shown_once(self) -> None:
         override(reason="spam")
@@ -438,7 +470,7 @@ class TestVerdict:
             ban("login", SUBJECT, "10m")
             first = page(superuser()).split("<h2>Right now</h2>")[1].split("</div>")[0]
 
-        assert "<strong>Refused by login until 02:25:12 UTC (ban 1).</strong>" in first
+        assert "<strong>Refused by login until 02:25:12 UTC (first ban).</strong>" in first
         assert f'value="login" formaction="{PAGE}action/lift/"' in first
 
     def test_a_limit_of_a_rule_that_bans_is_not_named_besides_the_ban(self) -> None:
@@ -471,15 +503,54 @@ class TestVerdict:
 
         first = verdict(page(superuser()))
 
-        assert "api (tier free), 0/h: 0 of 0 used" in first
         assert "Refused by api for good." in first
+        assert first.count("api") == 1
+
+
+class TestTopUps:
+    """A top-up says what it adds to what, until when."""
+
+    @pytest.fixture(autouse=True)
+    def plans(self, rules: None, settings: Any) -> None:
+        plans = {
+            "rate": {"free": "100/month", "pro": "900/month"},
+            "key": "user",
+            "tier": tier,
+            "algorithm": "calendar",
+        }
+        more = {"api": plans, "plain": {"rate": "5/m; 100/d", "key": "user"}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": more}
+
+    def test_the_limit_of_a_plan_is_a_sum(self) -> None:
+        with freeze(datetime(2030, 11, 15, tzinfo=UTC)):
+            check_as_user("api")
+            raise_limit("api", SUBJECT, 500)
+
+            shown = page(superuser())
+
+        assert "(600 = 100 of plan free + 500 until December 1)" in shown
+        assert "(by an override)" not in shown
+
+    def test_without_an_end_or_a_plan_both_are_left_out(self) -> None:
+        override(rule="plain", mode="rate", rate="+500")
+
+        shown = page(superuser())
+
+        assert "(600 = 100 + 500)" in shown
+
+    def test_a_new_rate_is_an_override(self) -> None:
+        override(rule="plain", mode="rate", rate="600/d")
+
+        assert "(by an override)" in page(superuser())
 
 
 class TestCredits:
     @pytest.fixture(autouse=True)
     def granted(self, rules: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         minutes = counter("minutes", group="shop")
-        monkeypatch.setattr(calls, "made", {("minutes", "shop"): minutes, ("clicks", None): counter("clicks")})
+        monkeypatch.setattr(
+            calls, "made", {("minutes", "shop", None): minutes, ("clicks", None, None): counter("clicks")}
+        )
         with freeze(START):
             minutes.grant(SUBJECT, 1_500, id="order-17", expires="1h")
             minutes.incr(SUBJECT, 100)
@@ -590,6 +661,25 @@ class TestWithoutTheStore:
         act(superuser(), "reset")
 
         assert not LogEntry.objects.exists()
+
+
+class TestButtons:
+    def test_those_of_a_rule_are_below_one_line(self) -> None:
+        check("search", SUBJECT)
+
+        (rule,) = re.findall(
+            r'<section class="quota-rule" aria-label="search">(.*?)</section>', page(superuser()), re.DOTALL
+        )
+
+        before, _, folded = rule.partition("<details")
+        assert "<button" not in before
+        assert re.search("<summary>Change…", folded)
+        assert folded.count("<button") == 4
+
+    def test_a_reason_that_must_be_given_is_marked(self) -> None:
+        shown = ask(superuser(), "block").content.decode()
+
+        assert re.search(r'class="required">Reason: <span class="quota-required">\(required\)</span>', shown)
 
 
 class TestActions:
@@ -771,6 +861,19 @@ class TestRaising:
         act(superuser(), "raise", factor="5")
 
         assert check("plans", SUBJECT, tier=plan).limit == limit
+
+    def test_that_of_an_address_leaves_its_logins(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {"5/10m": "ip"}, "RULES": {"signup": BY_USER["signup"]}}
+        settings.AUTHENTICATION_BACKENDS = [
+            "django_quota.contrib.auth.LoginQuotaBackend",
+            "django.contrib.auth.backends.ModelBackend",
+        ]
+
+        act(superuser(), "raise", subject="ip:203.0.113.9", factor="5")
+
+        raised = QuotaOverride.objects.filter(subject="ip:203.0.113.9").values_list("rule", flat=True)
+        assert "signup" in raised
+        assert not {rule.name for rule in known_login_rules()} & set(raised)
 
     @has_words(it_admits_nothing="closed (it admits nothing)", it_is_unlimited="free (it is unlimited)")
     def test_the_history_says_why_a_rule_was_not_raised(self, words: str) -> None:

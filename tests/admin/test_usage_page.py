@@ -3,6 +3,7 @@
 import csv
 import io
 from datetime import UTC, date, datetime
+from html import unescape
 from typing import Any
 from urllib.parse import urlencode
 from xml.etree import ElementTree
@@ -146,8 +147,26 @@ class TestPage:
 
     @pytest.mark.parametrize(("days", "year", "expected"), [("90", "", 90), ("x", "", 30), ("year", "2024", 366)])
     def test_bars_cover_the_chosen_period(self, admin: Client, days: str, year: str, expected: int) -> None:
+        for day in (TODAY, date(2024, 5, 1)):
+            row("user:1", day)
         _, bars = charts(page(admin, subject="user:1", days=days, year=year).content.decode())
         assert sum(element.get("class") == "column" for element in bars.iter()) == expected
+
+    def test_a_period_without_checks_has_no_chart(self, admin: Client) -> None:
+        row("user:1", date(2026, 1, 5))
+
+        html = page(admin, subject="user:1", days="30").content.decode()
+
+        assert len(charts(html)) == 1
+        assert "No checks on these days." in html
+
+    def test_a_year_without_checks_has_no_chart(self, admin: Client) -> None:
+        row("user:1", TODAY)
+
+        html = page(admin, subject="user:1", year="2024", days="year").content.decode()
+
+        assert charts(html) == []
+        assert "No checks in this year." in html
 
     def test_one_rule_can_be_chosen(self, admin: Client) -> None:
         row("user:1", rule="a", allowed=7)
@@ -175,7 +194,8 @@ class TestPage:
         assert "errornote" in admin.post(USAGE, {"find": "ip:nonsense"}).content.decode()
         assert "errornote" in admin.get(USAGE, {"subject": "ip:nonsense"}).content.decode()
         reply = admin.post(USAGE, {"find": "nobody"}, follow=True)
-        assert "There are no checks yet. No request has the subject" in reply.content.decode()
+        says = "There are no checks yet. Nobody's name or e-mail begins with 'nobody'. No request has the subject"
+        assert says in unescape(reply.content.decode())
 
     @pytest.mark.parametrize("subject", ["line\r\nX-Injected: yes\0", "x" * 10_000, "\ud800", "~a% & = ?"])
     def test_any_subject_has_a_page_and_a_file(self, admin: Client, subject: str) -> None:
@@ -184,11 +204,13 @@ class TestPage:
         query = urlencode({"subject": subject, "rule": subject}, errors="surrogatepass")
         with freeze(NOON):
             for asked in (query, urlencode({"subject": name, "rule": held})):
-                assert len(charts(admin.get(f"{USAGE}?{asked}").content.decode())) == 2
+                shown = admin.get(f"{USAGE}?{asked}")
+                assert shown.status_code == 200
                 reply: Any = admin.get(f"{USAGE}csv/?{asked}")
                 assert reply["Content-Disposition"].isascii()
                 assert "Injected:" not in reply["Content-Disposition"]
                 lines = list(csv.reader(io.StringIO(b"".join(reply).decode(), newline="")))
+        assert len(charts(shown.content.decode())) == 2
         assert lines[1][2:] == ["2026-03-14", "5", "0", "5"]
 
     def test_the_csv_file_has_the_days_of_the_year(self, admin: Client) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_quota.admin.wording import algorithm_in_words, subject_in_words
+from django_quota.admin.wording import algorithm_in_words, ban_in_words, breakable, subject_in_words
 
 DIGEST = "0123456789abcdef" * 2
 
@@ -27,3 +27,23 @@ def test_the_digest_of_a_long_subject_is_cut() -> None:
 
 def test_what_only_looks_like_a_digest_is_shown_whole() -> None:
     assert subject_in_words(f"org:{DIGEST}", {}) == f"org:{DIGEST}"
+
+
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [(1, "first ban"), (2, "second ban"), (5, "fifth ban"), (6, "ban number 6"), (70, "ban number 70")],
+)
+def test_a_ban_says_which_it_is(level: int, words: str) -> None:
+    assert ban_in_words(level) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        pytest.param("shop.views.api_search", "shop.<wbr>views.<wbr>api_<wbr>search", id="a path"),
+        pytest.param("__api_", "__<wbr>api_", id="at the ends"),
+        pytest.param("a.<b>", "a.<wbr>&lt;b&gt;", id="markup"),
+    ],
+)
+def test_the_name_of_a_rule_may_break(name: str, shown: str) -> None:
+    assert breakable(name) == shown

@@ -21,6 +21,8 @@ PAGES = {
     "overview": "django_quota/overview/",
     "events": "django_quota/overview/events/",
     "bans": "django_quota/ban/",
+    "new ban": "django_quota/ban/set/",
+    "rules": "django_quota/knownrule/",
     "overrides": "django_quota/quotaoverride/",
     "override": "django_quota/quotaoverride/1/change/",
     "new override": "django_quota/quotaoverride/add/",

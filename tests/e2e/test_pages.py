@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from http import HTTPStatus
 
 import pytest
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.select import Select
 
 from example_project.client import Visitor
 from tests.e2e.accessibility import accessibility_errors, low_contrast, overflow
-from tests.e2e.browser import DESK, PHONE, Browser, chromium, programs
+from tests.e2e.browser import DESK, PHONE, Browser, Screen, chromium, programs
 from tests.e2e.sites import PAGES, Site, run_site, subject
 
 pytestmark = pytest.mark.thorough("browser")
@@ -217,3 +219,100 @@ def test_the_preview_follows_the_typing(browser: Browser) -> None:
         assert browser.visible("#quota-preview", "10 of 30")
         assert_fits_a_phone(browser)
         assert chiara.get(SEARCH).quotas["api-search"] == 30  # nothing is saved
+
+
+def box(browser: Browser, selector: str) -> dict[str, float]:
+    """Return where the first element of a selector is on the page."""
+    found: dict[str, float] = browser.run(
+        "return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", selector
+    )
+    return found
+
+
+def test_only_the_mode_another_rate_has_the_field_of_a_rate(browser: Browser) -> None:
+    browser.sign_in("admin")
+    browser.open_page("new override")
+    browser.find("[name=rate]").send_keys("100/m")
+
+    Select(browser.find("[name=mode]")).select_by_value("exempt")
+
+    assert not browser.find("[name=rate]").is_displayed()
+    assert not browser.find("[name=rate]").is_enabled()
+    Select(browser.find("[name=mode]")).select_by_value("rate")
+    assert browser.find("[name=rate]").is_displayed()
+
+
+def test_on_a_phone_the_feed_comes_after_the_summary(browser: Browser) -> None:
+    browser.set_screen(PHONE)
+    browser.sign_in("admin")
+    browser.open_page("overview")
+
+    tops = [box(browser, selector)["top"] for selector in (".quota-summary", ".quota-live", ".quota-rules")]
+
+    assert tops == sorted(tops)
+
+
+def test_on_a_desk_the_feed_is_beside_the_figures(browser: Browser) -> None:
+    browser.set_screen(DESK)
+    browser.sign_in("admin")
+    browser.open_page("overview")
+
+    live, summary = box(browser, ".quota-live"), box(browser, ".quota-summary")
+
+    assert live["left"] >= summary["right"]
+    assert abs(live["top"] - summary["top"]) < 2
+
+
+@pytest.mark.parametrize("screen", [DESK, PHONE], ids=lambda screen: screen.name)
+def test_the_peak_is_beside_its_bars(browser: Browser, screen: Screen) -> None:
+    browser.set_screen(screen)
+    browser.sign_in("admin")
+    browser.open_page("overview")
+
+    bars, peak = box(browser, ".quota-beside svg"), box(browser, ".quota-beside .quota-quiet")
+
+    assert peak["left"] >= bars["right"]
+    assert bars["top"] <= peak["bottom"]
+    assert peak["top"] <= bars["bottom"]
+
+
+@pytest.mark.parametrize("name", ["overrides", "counters"])
+def test_the_box_that_selects_all_is_whole_on_a_phone(browser: Browser, name: str) -> None:
+    browser.set_screen(PHONE)
+    browser.sign_in("admin")
+    browser.open_page(name)
+
+    toggle, row = box(browser, "#action-toggle"), box(browser, "#result_list thead tr")
+
+    assert row["top"] <= toggle["top"]
+    assert toggle["bottom"] <= row["bottom"]
+
+
+def test_a_ban_is_set_in_the_admin_and_lifted_there(browser: Browser) -> None:
+    browser.sign_in("admin")
+    browser.open_page("bans")
+    browser.press(browser.visible("a", "Ban…")[0])
+    for name, text in {"subject": "192.0.2.222", "reason": "It guesses passwords."}.items():
+        browser.find(f"[name={name}]").send_keys(text)
+    browser.press(browser.visible("button", "Ban")[0])
+    (row,) = browser.visible("tr", "192.0.2.222")
+    assert "It guesses passwords. (by admin)" in row.text
+
+    row.find_element(By.CSS_SELECTOR, "input[type=checkbox]").click()
+    browser.press(browser.visible("button", "Lift selected bans")[0])
+    browser.press(browser.visible("button", "Yes")[0])
+
+    assert not browser.visible("tr", "192.0.2.222")
+
+
+def test_usage_fills_the_page(browser: Browser) -> None:
+    browser.set_screen(DESK)
+    browser.sign_in("admin")
+    browser.open_page("usage")
+
+    page = box(browser, "#content-main")["width"]
+
+    assert all(
+        box(browser, chart)["width"] > 0.9 * page
+        for chart in (".quota-heat", ".usage-scroll .quota-bars", ".usage-totals")
+    )

@@ -1,5 +1,5 @@
 // The live preview of an override: sends the form while you type and shows the answer. Without scripts, the button
-// "Preview" does the same.
+// "Preview" does the same. The rate is hidden where the mode has none.
 "use strict";
 {
   const WAIT = 400; // milliseconds after the last change
@@ -32,9 +32,21 @@
       if (form.elements.subject && form.elements.subject.value) timer = window.setTimeout(update, WAIT);
     };
 
+    // Only the mode "another rate" has a rate. A field that is disabled is not sent.
+    const { mode, rate } = form.elements;
+    const showRate = () => {
+      rate.disabled = mode.value !== "rate";
+      const row = rate.closest(".form-row");
+      if (row) row.hidden = rate.disabled;
+    };
+    if (mode && rate) {
+      mode.addEventListener("change", showRate);
+      showRate();
+    }
+
     form.addEventListener("input", schedule);
     form.addEventListener("change", schedule);
-    if (form.elements.subject && form.elements.subject.value && !section.querySelector("table")) schedule();
+    if (form.elements.subject && form.elements.subject.value && !section.querySelector("table, .quota-same") && !form.querySelector(".errorlist")) schedule();
   };
 
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
