@@ -9,7 +9,7 @@ import pytest
 from django.core.signals import request_finished, request_started
 from django.test import override_settings
 
-from django_quota import check
+from django_quota import check, peek
 from django_quota.conf import current
 from django_quota.features import request_end
 from django_quota.features.request_end import at_request_end
@@ -161,3 +161,11 @@ def test_outside_of_a_request_nothing_waits_for_the_end_of_another_one() -> None
     request_finished.send(None)
 
     assert given_back == []
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_memory_store_keeps_its_counts_when_the_caches_change(settings: Any) -> None:
+    check("9/h", "user:1")
+
+    with override_settings(CACHES=dict(settings.CACHES)):
+        assert peek("9/h", "user:1").remaining == 8

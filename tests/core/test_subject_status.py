@@ -69,6 +69,15 @@ def test_limits_of_one_name_are_one_hit_that_an_override_replaces_if_it_fits() -
     assert found == ["4 of 5,8 of 9", "19 of 20", "18 of 20", "3 of 5,7 of 9", "2 of 5,6 of 9"]
 
 
+@pytest.mark.parametrize("kept", ["b 0 0 -", "x 0 0 "], ids=["blocked", "exempt"])
+def test_what_an_override_decides_without_a_count_is_not_over_its_limit(kept: str) -> None:
+    override(kept, "10/m")
+
+    (outcome,) = check("10/m", SUBJECT).outcomes
+
+    assert outcome.over == 0
+
+
 DIFFERENT = pytest.mark.parametrize(
     ("rate", "options"),
     [
