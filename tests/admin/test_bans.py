@@ -250,6 +250,13 @@ class TestListing:
             (SUBJECT, "in force"),
         ]
 
+    def test_the_history_is_as_long_as_a_page(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.admin.bans.PER_PAGE", 2)
+        for number in range(3):
+            ban("login", f"user:{number}", "10m")
+
+        assert len(subjects(superuser(), "History")) == 2
+
     def test_the_history_can_be_that_of_one_subject(self) -> None:
         assert subjects(superuser(), "History", subject="user:7") == ["user:7"]
 

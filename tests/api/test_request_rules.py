@@ -139,7 +139,7 @@ class TestAViewThatCallsTwoLimitedOnes:
         first = quota("9/m", key="user", name="first")(named("First").as_view(decides=decides))
         second = quota("9/m", key="user", name="second")(named("Second").as_view())
 
-        def both_of_them(request: HttpRequest) -> HttpResponseBase:
+        def both_of_them(request: HttpRequest) -> Any:
             first(request)
             return second(request)
 
@@ -157,9 +157,9 @@ class TestAViewThatCallsTwoLimitedOnes:
         assert peek("9/m", "user:7", name=name).remaining == 8
 
     def test_a_rule_of_the_settings_counts_once(self, settings: Any) -> None:
-        counted = sum(9 - peek("site", subject).remaining for subject in ("user:7", "ip:127.0.0.1"))
+        left = sorted(peek("site", subject).remaining or 0 for subject in ("user:7", "ip:127.0.0.1"))
 
-        assert counted == len(settings.MIDDLEWARE[:1])
+        assert left == ([8, 9] if settings.MIDDLEWARE else [9, 9])
 
 
 @both
