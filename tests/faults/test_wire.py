@@ -20,7 +20,7 @@ from tests.faults.faults import PASSWORD, USER, FaultyServer
 from tests.faults.sockets import GARBAGE, ConnectionFault, Proxy, listening, saying
 from tests.support.outages import new_breaker
 from tests.support.steps import Clock
-from tests.support.stores import redis_store
+from tests.support.stores import replace_store
 
 WORDS = {
     "http": b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
@@ -75,7 +75,7 @@ def proxy(one_server: FaultyServer, settings: Any) -> Iterator[Proxy]:
 
 def after(proxy: Proxy, mode: str, fault: ConnectionFault, number: int) -> list[bool]:
     """Ask twice over a new connection that meets a fault; return whether each was decided without Redis."""
-    redis_store().close()
+    replace_store()
     new_breaker()
     proxy.fault = fault
     decisions = ask_each(mode, [number] * 2)
@@ -88,7 +88,7 @@ def after(proxy: Proxy, mode: str, fault: ConnectionFault, number: int) -> list[
 @pytest.mark.parametrize("mode", MODES)
 def test_a_reply_cut_off_at_any_byte_fails_only_that_call(mode: str, how: str, proxy: Proxy) -> None:
     ask_each(mode, [1_000])
-    redis_store().close()
+    replace_store()
     ask_each(mode, [1_000])
     whole = proxy.replied
     assert whole > 100
@@ -124,7 +124,7 @@ def test_every_call_survives_a_reply_cut_off(mode: str, proxy: Proxy, settings: 
     assert_recovers(mode, clock)
     for call in CALLS:
         state = call.before()
-        redis_store().close()
+        replace_store()
         new_breaker(clock)
         proxy.fault = ConnectionFault(proxy.replied - 1, "reset")
         assert PASSWORD not in repr(do(call, mode, state))

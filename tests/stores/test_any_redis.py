@@ -30,7 +30,7 @@ from tests.support.clusters import Cluster
 from tests.support.findings import findings
 from tests.support.inputs import inputs
 from tests.support.ports import free_port
-from tests.support.stores import redis_store
+from tests.support.stores import redis_store, replace_store
 
 PASSWORD = "5ENTINEL/of:a@password"
 IN_A_URL = "5ENTINEL%2Fof%3Aa%40password"
@@ -141,14 +141,16 @@ def test_a_function_is_asked_for_the_password_of_each_new_connection(port: int, 
     assert remaining_both_ways() == [4, 3]
     server.config_set("requirepass", "another")
     of_site.named = f"redis://:another@127.0.0.1:{port}/3"
-    redis_store().close()
+    replace_store()
+    redis_store()  # asks which kind of Redis it is
     asked = of_site.asked
     assert remaining_both_ways() == [2, 1]
     assert of_site.asked == asked + 2
     assert remaining_both_ways()[0] == 0
     assert of_site.asked == asked + 3  # only the loop of the second call is new
+    replace_store()
+    redis_store()
     of_site.named = ValueError(PASSWORD)  # from now on it fails: an outage
-    redis_store().close()
     for call in RAISING_CALLS:
         with pytest.raises(StoreUnavailable, match="Credentials, raised ValueError") as caught:
             call()

@@ -80,6 +80,17 @@ def test_a_client_that_reaches_no_server_is_closed(settings_of_cluster: Any) -> 
     assert (side.client, client.is_closed) == (None, True)
 
 
+def test_a_thread_that_still_uses_a_closed_store_leaves_no_client_open(
+    made: list[Client], settings_of_cluster: Any
+) -> None:
+    side = SyncSide(settings_of_cluster)
+    side.close()
+
+    side.connect()
+
+    assert [each.is_closed for each in made] == [True]
+
+
 def test_a_client_that_is_still_connecting_is_closed_with_its_event_loop(
     made: list[Client], settings_of_cluster: Any
 ) -> None:

@@ -24,6 +24,7 @@ from redis.exceptions import InvalidResponse, NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import check
+from django_quota.features.usage.operations import ReadDays
 from django_quota.stores.redis import wire as reading
 from django_quota.stores.redis.errors import is_cut
 from django_quota.stores.redis.wire import Wire
@@ -31,7 +32,7 @@ from django_quota.testing.redis_server import RedisServer
 from tests.faults.calls import caches_at
 from tests.faults.sockets import listening, reset
 from tests.support.commands import PATIENCE, wait_until
-from tests.support.stores import caches, redis_store
+from tests.support.stores import caches, redis_store, replace_store
 
 
 class Opened:
@@ -276,7 +277,21 @@ def test_a_wire_that_is_in_use_while_its_pool_closes_is_closed_afterwards(
     pool.close()
     pool._keep(wire)
     assert (len(pool._idle), wire.is_ready()) == (0, False)
-    assert not check("9/m", "user:1").degraded
+
+
+@pytest.mark.parametrize("is_used_before", [True, False], ids=["used before", "first used now"])
+def test_a_thread_that_still_uses_a_replaced_store_leaves_no_connection_behind(
+    is_used_before: bool, redis_server: RedisServer, raw: redis.Redis, settings: Any
+) -> None:
+    settings.CACHES = caches(redis_server)
+    replaced = redis_store()
+    if is_used_before:
+        replaced.run(ReadDays(["quota:1:{user:1}:c:a"]))
+    replace_store()
+
+    replaced.run(ReadDays(["quota:1:{user:1}:c:a"]))
+
+    assert len(replaced.server.pool._idle) == 0
 
 
 class Interrupted(BaseException):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.signals import setting_changed
 from django_redis.pool import ConnectionFactory
 
 from django_quota.engine.operations import States
@@ -152,6 +153,11 @@ def redis_store() -> RedisStore:
     store = get_limiter().store
     assert isinstance(store, RedisStore)
     return store
+
+
+def replace_store() -> None:
+    """Close the store of the settings, as a change of them does; the next call makes a new one."""
+    setting_changed.send(None, setting="QUOTA", value=None, enter=True)
 
 
 def forget_connections() -> None:

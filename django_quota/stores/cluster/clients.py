@@ -86,10 +86,16 @@ class SyncSide:
         """None before it has read the slot table, and after it reached no server: then `connect` makes a new one."""
         self._lock = threading.Lock()
         self._pools: dict[Address, SyncPool] = {}
+        self._is_closed = False
 
     def pool(self, server: Address, breaker: Breaker, *, is_slow: bool = False) -> SyncPool:  # noqa: ARG002
         """Return the connections to a server."""
-        return self._pools.get(server) or self._pools.setdefault(server, self.settings.sync_pool(server, breaker))
+        found = self._pools.get(server)
+        if found is None:
+            found = self._pools.setdefault(server, self.settings.sync_pool(server, breaker))
+            if self._is_closed:  # after it was made known: another thread may be closing them all
+                found.close()
+        return found
 
     def connect(self) -> Any:
         """Return a new client, or that of a thread that was faster."""
@@ -101,7 +107,7 @@ class SyncSide:
             first = self.client
             if first is None:
                 self.client = client
-        if first is not None:
+        if first is not None or self._is_closed:
             client.close()
         return first or client
 
@@ -118,6 +124,8 @@ class SyncSide:
         if client is None:  # another thread has just found that it reaches no server
             return
         client.nodes_manager.initialize()
+        if self._is_closed:
+            client.close()
         for server in self._pools.keys() - known_servers(client):
             self._pools.pop(server).close()
 
@@ -131,8 +139,9 @@ class SyncSide:
     pause = staticmethod(time.sleep)
 
     def close(self) -> None:
-        """Close all idle connections."""
-        for pool in self._pools.values():
+        """Keep no connection from now on; see `SyncPool.close`."""
+        self._is_closed = True
+        for pool in list(self._pools.values()):
             pool.close()
         if self.client is not None:
             self.client.close()

@@ -75,6 +75,7 @@ class ClusterStore(RedisStore):
 
     def __init__(self, which: WhichRedis) -> None:
         self.which = which
+        self._is_closed = False
         self._by_loop = ByLoop(lambda: AsyncSide(self._settings))
         self.after_fork()
         register_fork_aware(self)
@@ -85,15 +86,21 @@ class ClusterStore(RedisStore):
         self._plain: dict[str, Redis] = {}
         self._latest: Any = None
         """The client that was used last, sync or async: it knows the servers."""
-        vars(self).pop("_sync", None)
+        self._sides: dict[str, SyncSide] = {}
+        """What `_sync` returns, under an empty key: `setdefault` is atomic, so all threads get the same."""
 
     @cached_property
     def _settings(self) -> ClusterSettings:
         return ClusterSettings(self.which)
 
-    @cached_property
+    @property
     def _sync(self) -> SyncSide:
-        return SyncSide(self._settings)
+        found = self._sides.get("")
+        if found is None:
+            found = self._sides.setdefault("", SyncSide(self._settings))
+            if self._is_closed:  # after it was made known: another thread may be closing the store
+                found.close()
+        return found
 
     @property
     def all_nodes_healthy(self) -> bool:
@@ -257,11 +264,9 @@ class ClusterStore(RedisStore):
         return tag and key.replace(SYSTEM_TAG, tag, 1)
 
     def close(self) -> None:
-        """Close connections; an event loop closes its own."""
-        sync, plain = vars(self).get("_sync"), self._plain
-        self.after_fork()
-        vars(self).pop("_settings", None)
-        for each in (*plain.values(), *([sync] if sync else [])):
+        """Close connections, and keep none for threads that still use it; an event loop closes its own."""
+        self._is_closed = True
+        for each in (*list(self._plain.values()), *list(self._sides.values())):
             each.close()
 
 

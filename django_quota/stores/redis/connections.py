@@ -207,8 +207,7 @@ class SyncPool:
         self._patience = patience
         self._breaker = breaker
         self._idle: deque[Wire] = deque()
-        self._generation = 0
-        """Rises when the pool is closed. A wire of an older one was in use then, and is closed when it comes back."""
+        self._is_closed = False
         self._permits: SimpleQueue[None] = SimpleQueue()
         """One for each connection that a call may use."""
         for _ in range(max_connections):
@@ -269,7 +268,7 @@ class SyncPool:
     def _keep(self, wire: Wire) -> None:
         wire.used = time.monotonic()
         self._idle.append(wire)
-        if wire.generation != self._generation:  # after the append, since another thread may be closing the pool
+        if self._is_closed:  # after the append, since another thread may be closing the pool
             self._drop_idle()
 
     def _connected(self) -> Wire:
@@ -316,7 +315,7 @@ class SyncPool:
             connection = self._source.make()
             try:
                 connection.connect()
-                wire = Wire(connection, self._generation)
+                wire = Wire(connection)
                 if not wire.is_ready() or self._source.leads_elsewhere(connection):
                     raise ConnectFailedError(NOT_ALONE)  # noqa: TRY301
             except BaseException:
@@ -330,8 +329,8 @@ class SyncPool:
                 self._idle.pop().close()
 
     def close(self) -> None:
-        """Close the idle connections, and those in use when they come back."""
-        self._generation += 1
+        """Keep no connection from now on: the idle ones are closed, and each other one when it comes back."""
+        self._is_closed = True
         self._drop_idle()
         for client in self._source.sentinel_clients:
             client.close()

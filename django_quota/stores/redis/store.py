@@ -38,6 +38,7 @@ class ServerClient:
         self.breaker = Breaker()
         self.wires = ByLoop(lambda: async_wire(pool_of(which), which.option, self.breaker))
         self._which = which
+        self._is_closed = False
         self.after_fork()
         register_fork_aware(self)
 
@@ -54,6 +55,8 @@ class ServerClient:
             ours = sync_pool(pool, self._which.option, self.breaker)
             pool.connection_kwargs.update(with_timeouts(pool.connection_kwargs, PLAIN_TIMEOUT))
             found = self._made.setdefault("", (ours, Redis(connection_pool=pool)))
+            if self._is_closed:  # after it was made known: another thread may be closing the store
+                found[0].close()
         return found
 
     @property
@@ -66,12 +69,11 @@ class ServerClient:
         return guarded(self._connections()[1], self.breaker)
 
     def close(self) -> None:
-        """Close idle connections; an event loop closes its own."""
-        made = self._made.get("")
-        self.after_fork()
-        if made is not None:
-            made[0].close()
-            made[1].connection_pool.disconnect()
+        """Close connections, and keep none for threads that still use it; an event loop closes its own."""
+        self._is_closed = True
+        for ours, plain in list(self._made.values()):
+            ours.close()
+            plain.connection_pool.disconnect()
 
 
 class RedisStore:

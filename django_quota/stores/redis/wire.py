@@ -145,14 +145,12 @@ class Wire:
     """An open connection. One thread uses it at a time.
 
     `used`: when it was used last, in seconds of the monotonic clock.
-    `generation`: that of its pool when it was opened.
     """
 
-    __slots__ = ("_arrived", "_has_more", "_reader", "_socket", "_timeout", "connection", "generation", "used")
+    __slots__ = ("_arrived", "_has_more", "_reader", "_socket", "_timeout", "connection", "used")
 
-    def __init__(self, connection: Any, generation: int = 0) -> None:
+    def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self.generation = generation
         self.used = 0.0
         # redis-py has no public way to lend the socket that it has opened.
         self._socket: Any = connection._sock  # noqa: SLF001
