@@ -262,9 +262,9 @@ def test_the_cache_answers_as_on_one_server(cluster: Cluster) -> None:
     assert (site.incr_version("k3"), site.get("k3"), site.get("k3", version=2)) == (2, None, 3)
     site.clear()
     assert site.get("k4") is None
-    with site.lock("mutex", timeout=5) as lock:
+    with site.lock("mutex", timeout=60) as lock:
         assert lock.owned()
-        assert not site.lock("mutex", timeout=5, blocking_timeout=0.01).acquire(blocking=False)
+        assert not site.lock("mutex", timeout=60, blocking_timeout=0.01).acquire(blocking=False)
         lock.extend(5)
     assert site.lock("mutex", timeout=5).acquire(blocking=False)
     if hasattr(site, "sadd"):  # django-redis 5.4 has no sets
