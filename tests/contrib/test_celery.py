@@ -26,7 +26,7 @@ from tests.support.celery_worker import SECOND, Clock, Worker, in_memory_app
 from tests.support.inputs import inputs
 from tests.support.pages import marked
 
-pytestmark = [pytest.mark.usefixtures("memory_store")]
+pytestmark = pytest.mark.usefixtures("memory_store")
 
 
 class Site:
@@ -80,7 +80,7 @@ def new_site(patch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     with new_site(monkeypatch) as made:
         yield made
 
@@ -114,18 +114,35 @@ def test_tasks_that_come_at_once_start_one_after_the_other(site: Site) -> None:
     assert len(site.worker.runs) == 12 + 11, "each is published at most once more"
 
 
-def test_metrics_and_observers_hear_of_a_task_when_it_starts_and_of_no_place(site: Site) -> None:
-    heard: list[Decision] = []
-    observe(heard.append)
-    try:
-        site.run(site.task(quota="10/m", key="org:7"), *range(4))
-        site.task(name="none", quota="0/m").apply_async()
-        site.worker.run_all()
-    finally:
-        unobserve(heard.append)
+@pytest.fixture
+def four_tasks_that_start(site: Site) -> None:
+    """Four that wait for their places, and one that none is left for."""
+    site.run(site.task(quota="10/m", key="org:7"), *range(4))
+    site.task(name="none", quota="0/m").apply_async()
+    site.worker.run_all()
+
+
+@pytest.fixture
+def heard() -> Iterator[list[Decision]]:
+    decisions: list[Decision] = []
+    observe(decisions.append)
+    yield decisions
+    unobserve(decisions.append)
+
+
+@pytest.mark.usefixtures("four_tasks_that_start")
+def test_metrics_count_a_task_when_it_starts() -> None:
     counts = {rule.part: (rule.allowed, rule.refused) for rule in running_totals().rules}
+
     assert counts == {"export": (4, 0), "none": (0, 1)}
+
+
+def test_observers_hear_of_a_task_when_it_starts(heard: list[Decision], four_tasks_that_start: None) -> None:
     assert [decision.rule for decision in heard] == ["export"] * 4 + ["none"]
+
+
+@pytest.mark.usefixtures("four_tasks_that_start")
+def test_a_place_takes_no_hit_of_its_own() -> None:
     assert peek(Rule.make("export", "10/m"), "org:7").used == 4
 
 
@@ -164,20 +181,28 @@ def test_a_message_that_is_published_again_says_what_it_said_before(site: Site) 
         assert after.properties[name] == before.properties[name]
 
 
-def test_waiting_spends_no_retry_and_a_retry_waits_for_a_place_of_its_own(site: Site) -> None:
-    starts = []
+class TestRetries:
+    @pytest.fixture
+    def starts(self, site: Site) -> list[tuple[float, int]]:
+        """When three tasks started that each retry once, in seconds, with the number of the retry."""
+        starts = []
 
-    @site.app.task(shared=False, base=QuotaTask, quota="10/m", bind=True, max_retries=1, name="flaky")
-    def flaky(self: Any) -> None:
-        starts.append((site.clock.passed / SECOND, self.request.retries))
-        if self.request.retries == 0:
-            raise self.retry(countdown=0)
+        @site.app.task(shared=False, base=QuotaTask, quota="10/m", bind=True, max_retries=1, name="flaky")
+        def flaky(self: Any) -> None:
+            starts.append((site.clock.passed / SECOND, self.request.retries))
+            if self.request.retries == 0:
+                raise self.retry(countdown=0)
 
-    for _ in range(3):
-        flaky.delay()
-    site.worker.run_all()
-    assert sorted(retries for _, retries in starts) == [0, 0, 0, 1, 1, 1]
-    assert [round(later - earlier, 3) for (earlier, _), (later, _) in pairwise(starts)] == [6.06] * 5
+        for _ in range(3):
+            flaky.delay()
+        site.worker.run_all()
+        return starts
+
+    def test_waiting_spends_none(self, starts: list[tuple[float, int]]) -> None:
+        assert sorted(retries for _, retries in starts) == [0, 0, 0, 1, 1, 1]
+
+    def test_each_waits_for_a_place_of_its_own(self, starts: list[tuple[float, int]]) -> None:
+        assert [round(later - earlier, 3) for (earlier, _), (later, _) in pairwise(starts)] == [6.06] * 5
 
 
 def test_a_wait_beyond_the_visibility_timeout_is_split(site: Site) -> None:
@@ -212,7 +237,7 @@ def test_a_message_that_is_delivered_twice_takes_no_second_place(site: Site) -> 
     deaths=st.lists(st.integers(0, 12), max_size=2),
     lateness=st.integers(0, 200),
 )
-def test_no_window_ever_has_more_than_its_limit_and_no_task_is_lost(
+def test_each_task_runs_once_within_the_limits_whatever_becomes_of_workers(
     bursts: list[tuple[int, int]], deaths: list[int], lateness: int
 ) -> None:
     """Bursts of tasks come, workers die after some messages, and theirs come back late."""
@@ -231,6 +256,7 @@ def test_no_window_ever_has_more_than_its_limit_and_no_task_is_lost(
                 site.clock.move_to(site.clock.now + lateness * SECOND)
                 worker = Worker(site.app, site.clock)
         worker.run_all(2_000)
+
         assert sorted(site.calls) == list(range(sent))
         assert site.most_in(60) <= 2
         assert site.most_in(3600) <= 9
@@ -262,18 +288,29 @@ def test_a_broker_that_takes_no_message_loses_no_task(
 DAY = 86_400
 
 
-def test_a_quota_does_not_space_its_tasks_and_the_rest_waits_until_it_is_free(site: Site) -> None:
-    starts = site.run(site.task(quota="3/d"), *range(5))
-    assert starts[:3] == [0.0, 0.0, 0.0]
-    assert starts[3:] == [DAY, DAY + 2_908.8]  # ten times the pace of the quota, and a hundredth slower
-    assert len(site.worker.runs) < 5 + 2 * 8  # each waits in steps of four and a half hours
+class TestAQuota:
+    @pytest.fixture
+    def starts(self, site: Site) -> list[float]:
+        return site.run(site.task(quota="3/d"), *range(5))
+
+    def test_it_does_not_space_its_tasks(self, starts: list[float]) -> None:
+        assert starts[:3] == [0.0, 0.0, 0.0]
+
+    def test_the_rest_waits_until_it_is_free(self, starts: list[float]) -> None:
+        assert starts[3:] == [DAY, DAY + 2_908.8]  # ten times the pace of the quota, and a hundredth slower
+
+    @pytest.mark.usefixtures("starts")
+    def test_the_rest_waits_in_long_steps(self, site: Site) -> None:
+        assert len(site.worker.runs) < 5 + 2 * 8  # each waits in steps of four and a half hours
 
 
-def test_tasks_and_views_with_a_rule_of_the_settings_share_one_count(site: Site, settings: Any) -> None:
+def test_a_task_shares_the_count_of_a_configured_rule_with_views(site: Site, settings: Any) -> None:
     settings.QUOTA = {"STORE": "memory", "RULES": {"exports": "3/d"}}
     task = site.task(quota_rule="exports", key=lambda task, args, kwargs: "org:7")
     assert check("exports", "org:7", 2)
+
     starts = site.run(task, 1, 2)
+
     assert (starts[0], starts[1] >= DAY) == (0.0, True)
 
 
@@ -312,30 +349,63 @@ def test_a_task_that_no_time_helps_fails(site: Site) -> None:
 # --- published with a place -------------------------------------------------------------------------------------------
 
 
-def test_a_task_can_take_its_place_when_it_is_published(site: Site) -> None:
-    task = site.task(quota="10/m")
-    for number in (1, 2):
-        task.quota_apply_async((number,))
-    assert site.worker.run_all() == 2
-    assert [bool(run.headers["eta"]) for run in site.worker.runs] == [False, True]
-    task.delay(3)  # in the same queue
-    site.worker.run_all()
-    assert site.starts == [0.0, 6.06, 12.12]
-    # A countdown or an eta of the caller stays the least.
-    task.quota_apply_async((1,), countdown=60)
-    task.quota_apply_async((2,), eta=datetime.fromtimestamp(site.clock.begin / SECOND, UTC) + timedelta(seconds=100))
-    task.quota_apply_async((3,), countdown=1)
-    site.worker.run_all()
-    assert [round(start) for start in sorted(site.starts[3:])] == [30, 72, 100]
+class TestAPlaceTakenWhenATaskIsPublished:
+    @pytest.fixture
+    def task(self, site: Site) -> Any:
+        task = site.task(quota="10/m")
+        for number in (1, 2):
+            task.quota_apply_async((number,))
+        assert site.worker.run_all() == 2
+        return task
+
+    @pytest.mark.usefixtures("task")
+    def test_the_message_says_when_the_task_may_start(self, site: Site) -> None:
+        assert [bool(run.headers["eta"]) for run in site.worker.runs] == [False, True]
+
+    def test_a_task_without_one_starts_after_them(self, site: Site, task: Any) -> None:
+        task.delay(3)  # in the same queue
+        site.worker.run_all()
+
+        assert site.starts == [0.0, 6.06, 12.12]
+
+    def test_a_countdown_or_an_eta_of_the_caller_stays_the_least(self, site: Site, task: Any) -> None:
+        task.delay(3)
+        site.worker.run_all()
+        eta = datetime.fromtimestamp(site.clock.begin / SECOND, UTC) + timedelta(seconds=100)
+
+        task.quota_apply_async((1,), countdown=60)
+        task.quota_apply_async((2,), eta=eta)
+        task.quota_apply_async((3,), countdown=1)
+        site.worker.run_all()
+
+        assert [round(start) for start in sorted(site.starts[3:])] == [30, 72, 100]
 
 
-def test_an_eager_task_runs_at_once_and_does_not_count(site: Site) -> None:
-    task = site.task(quota="1/m")
-    assert [task.apply((number,)).get() for number in (1, 2)] == [1, 2]
-    assert task(3) == 3
-    site.app.conf.task_always_eager = True
-    assert [task.delay(4).get(), task.quota_apply_async((5,)).get()] == [4, 5]
-    assert peek(Rule.make("export", "1/m"), "global").remaining == 1
+@pytest.mark.parametrize(
+    ("is_eager_app", "call"),
+    [
+        pytest.param(False, lambda task, number: task(number), id="called"),
+        pytest.param(False, lambda task, number: task.apply((number,)).get(), id="apply"),
+        pytest.param(True, lambda task, number: task.delay(number).get(), id="delay of an eager app"),
+        pytest.param(
+            True, lambda task, number: task.quota_apply_async((number,)).get(), id="published by an eager app"
+        ),
+    ],
+)
+class TestAnEagerTask:
+    @pytest.fixture(autouse=True)
+    def eager(self, is_eager_app: bool, site: Site) -> None:
+        site.app.conf.task_always_eager = is_eager_app
+
+    def test_it_runs_at_once_though_the_limit_is_reached(self, call: Any, site: Site) -> None:
+        task = site.task(quota="1/m")
+
+        assert [call(task, number) for number in (1, 2)] == [1, 2]
+
+    def test_it_does_not_count(self, call: Any, site: Site) -> None:
+        call(site.task(quota="1/m"), 1)
+
+        assert peek(Rule.make("export", "1/m"), "global").remaining == 1
 
 
 def test_a_rule_that_denies_lets_its_tasks_wait_until_redis_answers(site: Site, settings: Any) -> None:
@@ -366,17 +436,27 @@ def test_a_wrong_option_is_an_error_when_the_task_is_made(site: Site, options: d
         site.task(**options).limits()  # Celery makes a task when it is first needed
 
 
-def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs(
-    site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tasks_of_rules(site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks: the settings have the rule of one of them."""
     settings.QUOTA = {"STORE": "memory", "RULES": {"exports": "10/m"}}
     for name in ("exports", "exprots"):
         site.task(name=name, quota_rule=name)
     monkeypatch.setattr(integration, "current_app", site.app)
+
+
+@pytest.mark.usefixtures("tasks_of_rules")
+def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs() -> None:
     found = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E026"]
+
     assert [(each.msg.split("'")[1], each.hint) for each in found] == [("exprots", "Did you mean 'exports'?")]
+
+
+@pytest.mark.usefixtures("tasks_of_rules")
+def test_a_task_whose_rule_the_settings_lack_fails_with_its_name(site: Site) -> None:
     result = site.app.tasks["exprots"].delay(1)
     site.worker.run_all()
+
     assert "There is no rule 'exprots'" in str(site.error(result))
 
 

@@ -245,7 +245,7 @@ class TestWhoIsLimited:
         assert statuses("things/old", "1", "1") == [200, 429]
         assert statuses("things", "1", "1", "1") == [200, 200, 200]
 
-    def test_rules_that_wait_and_those_of_the_view_are_one_call(
+    def test_rules_that_wait_are_decided_in_the_call_for_those_of_the_view(
         self, settings: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with_rules(settings, each={"rate": "9/m", "key": "user", "match": "/search/"})
@@ -282,13 +282,25 @@ def test_no_rule_waits_for_a_view_that_asks_its_throttles_in_its_own_way(own: st
     assert done == ["GET", "GET", "POST"][: 3 if route == "own" else 2], "a refused request does not reach the view"
 
 
-def test_a_view_that_answers_before_its_throttle_is_asked_is_logged(settings: Any, caplog: Any) -> None:
+@pytest.mark.parametrize(
+    ("route", "waited"),
+    [
+        pytest.param("early", "these rules waited for it: 'each'", id="a rule waits"),
+        pytest.param("slot", "a slot", id="a slot waits"),
+    ],
+)
+def test_a_view_that_answers_before_its_throttle_is_asked_is_logged(
+    route: str, waited: str, settings: Any, caplog: Any
+) -> None:
     early = view_of(dispatch=lambda self, request: HttpResponse("ok"))
     at(settings, early=early, slot=concurrency(1, key="user")(early))
     with_rules(settings, each={"rate": "2/m", "key": "user", "match": "/early/"})
-    assert statuses("early", "1") + statuses("slot", "1") == [200, 200]
-    for record, waited in zip(caplog.records, ("these rules waited for it: 'each'", "a slot"), strict=True):
-        assert (record.levelname, f"answered 200 while {waited}" in record.getMessage()) == ("ERROR", True)
+
+    assert statuses(route, "1") == [200]
+
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert f"answered 200 while {waited}" in record.getMessage()
 
 
 def test_a_view_that_takes_no_slot_is_logged_without_the_middleware(settings: Any, caplog: Any) -> None:
@@ -498,11 +510,20 @@ class TestTheFrameworksThrottles:
         assert codes(view, "8", 4) == [200] * 3 + [429]
         assert Guarded.asked == 13
 
-    def test_subjects_are_users_and_addresses(self) -> None:
-        assert subject_of(Burst, headers={"Authorization": "Token 1"}) == "user:1"
-        assert subject_of(Burst, REMOTE_ADDR="2001:db8::1") == "ip:2001:db8::/64"
-        assert subject_of(Burst, headers={"X-Forwarded-For": "192.0.2.1"}) == "ip:192.0.2.1"
+    @pytest.mark.parametrize(
+        ("sent", "subject"),
+        [
+            pytest.param({"headers": {"Authorization": "Token 1"}}, "user:1", id="a user"),
+            pytest.param({"REMOTE_ADDR": "2001:db8::1"}, "ip:2001:db8::/64", id="an address"),
+            pytest.param({"headers": {"X-Forwarded-For": "192.0.2.1"}}, "ip:192.0.2.1", id="behind a proxy"),
+        ],
+    )
+    def test_the_subject_is_the_user_or_else_the_address(self, sent: dict[str, Any], subject: str) -> None:
+        assert subject_of(Burst, **sent) == subject
+
+    def test_the_subject_is_all_that_proxies_sent_without_a_number_of_proxies(self) -> None:
         several = {"X-Forwarded-For": "192.0.2.1, 192.0.2.2"}  # NUM_PROXIES is not set: the framework takes all
+
         assert subject_of(Burst, headers=several).startswith("throttle:")
 
     @pytest.mark.parametrize(
@@ -515,12 +536,20 @@ class TestTheFrameworksThrottles:
     def test_a_port_behind_the_address_of_a_client_makes_no_new_client(self, sent: str, subject: str) -> None:
         assert re.fullmatch(subject, subject_of(Burst, headers={"X-Forwarded-For": sent}))
 
-    def test_get_cache_key_may_count_by_anything_and_is_stored_as_a_digest(self) -> None:
+    @pytest.fixture
+    def replies_by_tenant(self) -> list[tuple[int, Any]]:
+        """The status of each of five requests, with the request."""
         sent: list[dict[str, str]] = [{}, {}, {"X-Tenant": "secret"}, {"X-Tenant": "secret"}, {"X-Tenant": "b" * 500}]
         requests: list[Any] = [APIRequestFactory().get("/", headers=headers) for headers in sent]
         view = view_of(ByTenant)
-        assert [view(request).status_code for request in requests] == [200, 200, 200, 429, 200]
-        subjects = {request.quota.outcomes[0].subject for request in requests[2:]}
+        return [(view(request).status_code, request) for request in requests]
+
+    def test_get_cache_key_may_count_by_anything(self, replies_by_tenant: list[tuple[int, Any]]) -> None:
+        assert [status for status, _ in replies_by_tenant] == [200, 200, 200, 429, 200]
+
+    def test_what_get_cache_key_returns_is_stored_as_a_digest(self, replies_by_tenant: list[tuple[int, Any]]) -> None:
+        subjects = {request.quota.outcomes[0].subject for _, request in replies_by_tenant[2:]}
+
         assert len(subjects) == 2
         assert all(len(subject) < 50 and "secret" not in subject for subject in subjects)
 
@@ -588,11 +617,18 @@ class TestTheFrameworksThrottles:
 
         assert refused.headers["Retry-After"] == "120"
 
-    def test_one_that_is_not_ours_refuses_without_a_wait_and_ours_are_shown(self) -> None:
+    @pytest.fixture
+    def refused_by_another(self) -> Any:
+        """The refusal of a throttle that is not ours, below one of ours that allows the request."""
         never = type("Never", (BaseThrottle,), {"allow_request": lambda self, request, view: False})
         (refused,) = called(view_of(Sustained, never))
-        assert (refused.status_code, "Retry-After" in refused.headers) == (429, False)
-        assert '"sustained";r=8' in refused.headers["RateLimit"]
+        return refused
+
+    def test_one_that_is_not_ours_refuses_without_a_wait(self, refused_by_another: Any) -> None:
+        assert (refused_by_another.status_code, "Retry-After" in refused_by_another.headers) == (429, False)
+
+    def test_a_refusal_of_one_that_is_not_ours_shows_ours(self, refused_by_another: Any) -> None:
+        assert '"sustained";r=8' in refused_by_another.headers["RateLimit"]
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -609,11 +645,12 @@ class TestAnswers:
         *_, refused = [ask("search", "1") for _ in range(3)]
         assert (refused.status_code, refused.json()) == (429, {"error": "slow down"})
 
-    def test_an_override_of_throttled_is_called_and_may_raise_what_it_likes(self) -> None:
+    def test_an_override_of_throttled_may_raise_what_it_likes(self) -> None:
         def throttled(self: Any, request: Any, wait: float | None) -> None:
             raise exceptions.ValidationError("Slow down.")
 
         *_, refused = called(view_of(Burst, throttled=throttled), times=4)
+
         assert (refused.status_code, "Slow down." in str(refused.data)) == (400, True)
 
     @pytest.mark.parametrize("throttle", [QuotaThrottle, Burst])
@@ -625,15 +662,22 @@ class TestAnswers:
         assert reply.data["detail"] == "This cannot be served right now. Please try again shortly."
 
     @pytest.mark.usefixtures("with_middleware")
-    def test_a_reply_is_settled_when_it_is_rendered_and_an_error_as_a_500(self, settings: Any) -> None:
+    def test_a_reply_is_settled_when_it_is_rendered(self, settings: Any) -> None:
         length = Rule.make("bytes", "1000/h", key="user", settle=lambda request, response: len(response.content))
-        status = Rule.make("status", "1000/h", settle=lambda request, response: response.status_code)
-        own = view_of(quota_rules=[length], get=lambda *_: Response("text"))
-        at(settings, own=own, broken=view_of(quota_rules=[status], get=lambda *_: 1 / 0))
+        at(settings, own=view_of(quota_rules=[length], get=lambda *_: Response("text")))
+
         reply = ask("own", "1")
+
         assert f"r={1000 - len(reply.content)}" in reply.headers["RateLimit"]
         assert peek(length, "user:1").used == len(reply.content) > 1
+
+    @pytest.mark.usefixtures("with_middleware")
+    def test_an_error_of_the_view_is_settled_as_a_500(self, settings: Any) -> None:
+        status = Rule.make("status", "1000/h", settle=lambda request, response: response.status_code)
+        at(settings, broken=view_of(quota_rules=[status], get=lambda *_: 1 / 0))
+
         assert Client(raise_request_exception=False).get("/broken/").status_code == 500
+
         assert peek(status, "ip:127.0.0.1").used == 500
 
 
@@ -659,7 +703,7 @@ def test_headers_are_written_again_only_if_settling_changed_them(
 
 
 @pytest.mark.parametrize("kind", ["detail_response", "problem_details"])
-def test_refusals_of_the_middleware_and_the_throttles_have_one_format(kind: str, settings: Any) -> None:
+def test_refusals_of_throttles_have_the_format_of_those_of_the_middleware(kind: str, settings: Any) -> None:
     chosen, is_detail = f"django_quota.contrib.rest_framework.{kind}", kind == "detail_response"
     settings.QUOTA = {**settings.QUOTA, **({"RESPONSE": chosen} if is_detail else {})}
     settings.REST_FRAMEWORK = {} if is_detail else {"EXCEPTION_HANDLER": chosen}
@@ -728,10 +772,13 @@ def test_a_request_that_the_framework_answers_takes_nothing(view: Any, method: s
 
 
 class TestBodiesAndCosts:
-    def test_a_key_reads_what_the_framework_has_parsed_and_a_form_and_json_are_one_count(self) -> None:
-        form = "application/x-www-form-urlencoded"
+    def test_a_key_of_json_reads_what_the_framework_has_parsed(self) -> None:
         assert post("body", {"phone": "1"}).json() == {"phone": "1"}
         assert [post("body", {"phone": phone}).status_code for phone in ("2", "1", 1)] == [200, 429, 429]
+
+    def test_a_form_shares_the_count_of_the_same_value_in_json(self) -> None:
+        form = "application/x-www-form-urlencoded"
+
         assert post("form", {"phone": "1"}).status_code == 200
         assert post("form", "phone=1", form).status_code == 429
         assert post("form", "phone=2", form).json() == {"phone": "2"}
@@ -803,7 +850,7 @@ class TestChecks:
             (ASKING.as_view(), {"key": "ip"}, []),
         ],
     )
-    def test_w017_and_w029_a_rule_by_user_that_cannot_see_the_users_of_tokens(
+    def test_a_rule_by_user_that_cannot_see_the_users_of_tokens_is_found(
         self, view: Any, options: dict[str, Any], expected: list[str], settings: Any
     ) -> None:
         rule = {"rate": "2/m", "key": "user", "match": "/api/", **options}
@@ -832,19 +879,30 @@ class TestChecks:
         assert ids(found) == [code]
         assert all(words in each.msg and each.hint for each in found)
 
-    def test_w018_addresses_that_clients_choose_and_w024_rates_read_by_one_letter(
-        self, settings: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.fixture
+    def views_with_odd_rates(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        """Views with rates of which the framework reads one letter, and one with a plain rate."""
         monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"sms": "5/mo"})
         monthly = type("Monthly", (UserRateThrottle,), {"rate": "10/month", "scope": "monthly"})
-        views = [view_of(monthly), view_of(ScopedRateThrottle, throttle_scope="sms"), view_of(Burst)]
-        assert ids(findings(settings, *views)) == ["W018", "W024"]
+        return [view_of(monthly), view_of(ScopedRateThrottle, throttle_scope="sms"), view_of(Burst)]
+
+    def test_w018_addresses_that_clients_choose(self, views_with_odd_rates: list[Any], settings: Any) -> None:
+        assert ids(findings(settings, *views_with_odd_rates)) == ["W018", "W024"]
+
+    def test_w024_rates_read_by_one_letter(
+        self, views_with_odd_rates: list[Any], settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(api_settings, "NUM_PROXIES", 0, raising=False)
-        read = [re.findall(r"reads .* minute", each.msg)[0] for each in findings(settings, *views)]
-        assert read == ["reads '10/month' as 10 per minute", "reads '5/mo' as 5 per minute"]
+
+        found = findings(settings, *views_with_odd_rates)
+
+        assert [re.findall(r"reads .* minute", each.msg)[0] for each in found] == [
+            "reads '10/month' as 10 per minute",
+            "reads '5/mo' as 5 per minute",
+        ]
 
 
-def test_the_admin_and_the_commands_know_the_rules_of_views(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_of_views_are_known_to_those_who_look_them_up(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     views = [
         view_of(QuotaThrottle, Burst, AnonRateThrottle, quota_rules=["search", Rule.make("own", "5/m", key="user")]),
         view_of(ScopedRateThrottle, throttle_scope="twice"),
@@ -852,11 +910,19 @@ def test_the_admin_and_the_commands_know_the_rules_of_views(settings: Any, monke
     ]
     monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"twice": "2/m", "anon": None})
     findings(settings, *views)
+
     found: dict[str, Any] = known_rules()
+
     known = {name: str(rule.rates[0]) for name, rule in found.items() if name not in RULES}
     assert known == {"own": "5/m", "rest_framework.burst": "3/m", "rest_framework.twice": "2/m"}
+
+
+def test_limits_of_a_request_have_the_rules_of_its_view(settings: Any) -> None:
+    view = view_of(QuotaThrottle, quota_rules=["search"])
+    findings(settings, view)
     request: Any = APIRequestFactory().get("/")
-    request.resolver_match = ResolverMatch(view_of(QuotaThrottle, quota_rules=["search"]), (), {})
+    request.resolver_match = ResolverMatch(view, (), {})
+
     assert [outcome.rule for outcome in limits_of(request).outcomes] == ["search"]
 
 
