@@ -102,7 +102,7 @@ def test_an_error_names_the_setting_and_a_value_to_use(settings: Any, name: str,
         (64, "10.0.0.1", "203.0.113.9,", "10.0.0.1"),
     ],
 )  # fmt: skip
-def test_the_client_is_the_peer_or_what_proxies_saw_and_ipv6_counts_by_its_network(
+def test_the_client_is_the_peer_or_what_proxies_saw(
     settings: Any, bits: int, peer: str, forwarded: str | None, found: str
 ) -> None:
     """What nobody can forge is in tests/security/test_addresses."""
@@ -110,13 +110,27 @@ def test_the_client_is_the_peer_or_what_proxies_saw_and_ipv6_counts_by_its_netwo
     assert address(peer, forwarded) == found
 
 
-def test_no_address_is_a_clear_error_and_a_unix_socket_is_trusted_by_its_name_alone(settings: Any) -> None:
-    for peer in ("", "unix:", "localhost"):
-        said = "peer's address into REMOTE_ADDR" if peer == "localhost" else "TRUSTED_PROXIES.*unix"
-        for settings.QUOTA in ({}, {"TRUSTED_PROXIES": ["0.0.0.0/0"]}):
-            with pytest.raises(ConfigurationError, match=said):
-                address(peer, "203.0.113.9")
+@pytest.mark.parametrize("quota", [{}, {"TRUSTED_PROXIES": ["0.0.0.0/0"]}], ids=["no proxies", "every proxy"])
+@pytest.mark.parametrize(
+    ("peer", "said"),
+    [
+        pytest.param("", "TRUSTED_PROXIES.*unix", id="no peer"),
+        pytest.param("unix:", "TRUSTED_PROXIES.*unix", id="a Unix socket"),
+        pytest.param("localhost", "peer's address into REMOTE_ADDR", id="a name"),
+    ],
+)
+def test_an_error_about_a_missing_address_says_what_to_do(
+    peer: str, said: str, quota: dict[str, Any], settings: Any
+) -> None:
+    settings.QUOTA = quota
+
+    with pytest.raises(ConfigurationError, match=said):
+        address(peer, "203.0.113.9")
+
+
+def test_a_unix_socket_is_trusted_by_its_name_alone(settings: Any) -> None:
     settings.QUOTA = {"TRUSTED_PROXIES": ("unix", ip_network("10.0.0.0/8"))}
+
     assert address("", "203.0.113.9, 10.0.0.1") == "203.0.113.9"
 
 
@@ -180,7 +194,7 @@ print(*(Client().get("/").status_code for _ in range(2)), *(found.id for found i
 
 
 @pytest.mark.parametrize("apps", [["django_quota"], thorough("processes", [])], ids=["with the app", "without an app"])
-def test_a_site_without_users_starts_and_limits(apps: list[str]) -> None:
+def test_a_site_without_users_limits(apps: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SITE_WITHOUT_USERS % apps], capture_output=True, text=True, check=False
     )

@@ -38,14 +38,20 @@ def override(**values: Any) -> QuotaOverride:
 
 
 @pytest.mark.usefixtures("database")
-def test_no_migration_is_missing_and_the_tables_can_be_removed_and_made_again() -> None:
+def test_no_migration_is_missing() -> None:
+    call_command("makemigrations", "django_quota", "--check", "--dry-run", stdout=StringIO())
+
+
+@pytest.mark.usefixtures("database")
+def test_the_tables_can_be_made_again_after_they_were_removed() -> None:
     def tables() -> set[str]:
         return {name for name in connection.introspection.table_names() if name.startswith("django_quota_")}
 
-    call_command("makemigrations", "django_quota", "--check", "--dry-run", stdout=StringIO())
     before = tables()
+
     call_command("migrate", "django_quota", "zero", verbosity=0)
     assert (len(before), tables()) == (7, set())
+
     call_command("migrate", "django_quota", verbosity=0)
     assert tables() == before
 
@@ -130,19 +136,46 @@ class TestTheDatabase:
         assert QuotaOverride.objects.filter(subject__in=[found.subject, "ip:nowhere"]).get() == found
         assert found.mode == "exempt"
 
-    def test_one_override_a_subject_and_rule_and_one_counter_a_day_never_negative(self) -> None:
-        for values in ({}, {"rule": "*"}, {"subject": "user:2"}):
-            override(**values).save()
+    @pytest.mark.parametrize(
+        "values",
+        [pytest.param({"rule": "*"}, id="another rule"), pytest.param({"subject": "user:2"}, id="another subject")],
+    )
+    def test_a_subject_may_have_one_override_a_rule(self, values: dict[str, str]) -> None:
+        override().save()
+
+        override(**values).save()
+
+        assert QuotaOverride.objects.count() == 2
+
+    def test_a_form_refuses_a_second_override_of_a_subject_under_a_rule(self) -> None:
+        override().save()
+
         with pytest.raises(ValidationError):
             override().full_clean()
+
+    def test_the_database_refuses_a_second_override_of_a_subject_under_a_rule(self) -> None:
+        override().save()
+
         with pytest.raises(IntegrityError), transaction.atomic():
             override().save()
+
+    def test_the_database_refuses_a_second_counter_of_a_day(self) -> None:
         DailyCounter.objects.create(subject="user:1", rule="search", day=date(2026, 11, 21))
+
         with pytest.raises(IntegrityError), transaction.atomic():
             DailyCounter.objects.create(subject="user:1", rule="search", day=date(2026, 11, 21))
+
+    def test_a_count_is_never_negative(self) -> None:
+        DailyCounter.objects.create(subject="user:1", rule="search", day=date(2026, 11, 21))
+
         with pytest.raises(IntegrityError), transaction.atomic():
             DailyCounter.objects.update(allowed=-1)
+
+    def test_a_count_may_be_as_high_as_64_bits_allow(self) -> None:
+        DailyCounter.objects.create(subject="user:1", rule="search", day=date(2026, 11, 21))
+
         DailyCounter.objects.update(allowed=2**63 - 1)
+
         assert DailyCounter.objects.get().allowed == 2**63 - 1
 
     @pytest.mark.parametrize(
@@ -152,14 +185,22 @@ class TestTheDatabase:
         with pytest.raises(IntegrityError), transaction.atomic():
             QuotaOverride.objects.bulk_create([override(**values)])
 
-    def test_active_ones_have_begun_and_not_ended(self) -> None:
-        spans = {
-            "always": (None, None), "from now": (NOW, None), "until after": (None, NOW + HOUR),
-            "until now": (None, NOW), "later": (NOW + HOUR, None),
-        }  # fmt: skip
-        for rule, (starts, expires) in spans.items():
-            override(rule=rule, starts=starts, expires=expires).save()
-        assert {row.rule for row in QuotaOverride.objects.active(NOW)} == {"always", "from now", "until after"}
+    @pytest.mark.parametrize(
+        ("starts", "expires", "is_active"),
+        [
+            pytest.param(None, None, True, id="always"),
+            pytest.param(NOW, None, True, id="from now"),
+            pytest.param(None, NOW + HOUR, True, id="until later"),
+            pytest.param(None, NOW, False, id="until now"),
+            pytest.param(NOW + HOUR, None, False, id="from later"),
+        ],
+    )
+    def test_an_override_is_active_from_its_start_until_its_end(
+        self, starts: datetime | None, expires: datetime | None, is_active: bool
+    ) -> None:
+        override(starts=starts, expires=expires).save()
+
+        assert QuotaOverride.objects.active(NOW).exists() is is_active
 
     def test_rows_are_found_through_an_index(self) -> None:
         if connection.vendor == "postgresql":

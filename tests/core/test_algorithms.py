@@ -24,22 +24,48 @@ BUCKET = {"algorithm": "token_bucket"}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_as_many_as_the_limit_pass_and_what_is_left_counts_down(algorithm: str) -> None:
-    limit = Spec("3/m", algorithm)
-    asked: list[tuple[QuestionMode, int]] = [("peek", 1), *(("check", cost) for cost in (0, 4, 1, 1, 1, 1))]
-    found = [limit.run(mode, cost) for mode, cost in asked]
-    assert [(each.allowed, each.remaining) for each in found] == [
-        (True, 3), (True, 3), (False, 3), (True, 2), (True, 1), (True, 0), (False, 0),
-    ]  # fmt: skip
-    assert found[2].retry_after == NEVER
+class TestALimitOfThree:
+    def test_it_admits_three(self, algorithm: str) -> None:
+        limit = Spec("3/m", algorithm)
+
+        assert [limit.run().allowed for _ in range(4)] == [True, True, True, False]
+
+    def test_what_is_left_counts_down(self, algorithm: str) -> None:
+        limit = Spec("3/m", algorithm)
+
+        assert [limit.run().remaining for _ in range(4)] == [2, 1, 0, 0]
+
+    @pytest.mark.parametrize(
+        ("mode", "cost", "allowed"),
+        [("peek", 1, True), ("check", 0, True), ("check", 4, False)],
+        ids=["a peek", "a free hit", "a refused hit"],
+    )
+    def test_it_keeps_all_after(self, mode: QuestionMode, cost: int, allowed: bool, algorithm: str) -> None:
+        limit = Spec("3/m", algorithm)
+
+        found = limit.run(mode, cost)
+
+        assert (found.allowed, found.remaining) == (allowed, 3)
+        assert limit.run("peek", 1).remaining == 3
+
+    def test_a_hit_of_more_never_has_room(self, algorithm: str) -> None:
+        assert Spec("3/m", algorithm).run("check", 4).retry_after == NEVER
 
 
 @pytest.mark.parametrize("options", [*({"algorithm": name} for name in ALGORITHMS), {**BUCKET, "burst": 5}], ids=str)
-def test_a_limit_of_0_refuses_all_without_a_wait_and_keeps_nothing(options: dict[str, Any]) -> None:
-    limit = Spec("0/m", count_refused=True, **options)
-    for answer in (limit.run(cost=cost) for cost in (0, 1)):
+@pytest.mark.parametrize("cost", [0, 1])
+class TestALimitOfZero:
+    def test_it_refuses_for_ever(self, cost: int, options: dict[str, Any]) -> None:
+        answer = Spec("0/m", count_refused=True, **options).run(cost=cost)
+
         assert (answer.allowed, answer.remaining, answer.retry_after) == (False, 0, NEVER)
-    assert not [key for key in limit.states.kept if ":r:" in key]
+
+    def test_it_keeps_nothing(self, cost: int, options: dict[str, Any]) -> None:
+        limit = Spec("0/m", count_refused=True, **options)
+
+        limit.run(cost=cost)
+
+        assert not [key for key in limit.states.kept if ":r:" in key]
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])

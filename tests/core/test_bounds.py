@@ -47,7 +47,7 @@ CHECKS, MIXED = ["check"], ["check", "check", "check", "adjust", "adjust", "refu
 @pytest.mark.parametrize("case", CASES)
 @inputs(300)
 @given(data=st.data())
-def test_no_mix_of_checks_refunds_and_adjusts_lets_more_than_the_bound_in(case: str, data: st.DataObject) -> None:
+def test_no_mix_of_calls_lets_more_than_the_bound_in(case: str, data: st.DataObject) -> None:
     options, bound = CASES[case]
     limit = Spec(**options)
     limit.now += data.draw(st.integers(0, MINUTE), label="phase")
@@ -155,9 +155,7 @@ def left(decision: Decision, number: int) -> int:
 
 @inputs(500)
 @given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(0, 12), spends=st.booleans())
-def test_a_wait_for_room_or_for_more_is_enough_and_a_microsecond_less_is_not(
-    its_rule: Rule, past: list[Any], cost: int, spends: bool
-) -> None:
+def test_a_wait_for_room_is_right_to_the_microsecond(its_rule: Rule, past: list[Any], cost: int, spends: bool) -> None:
     limit = Spec(its_rule)
     for gap, *hit in past:
         limit.now += gap

@@ -108,7 +108,9 @@ def test_racing_callers_are_admitted_exactly_up_to_the_limit_on_every_server(
 
 
 @pytest.mark.parametrize(("rate", "trips"), [("9/m", (1, 1)), ("0/m", (2, 1))])
-def test_a_plan_is_one_trip_for_each_part_and_one_to_undo(cluster: Cluster, rate: str, trips: tuple[int, int]) -> None:
+def test_a_plan_is_a_trip_for_each_part_with_one_more_to_undo(
+    cluster: Cluster, rate: str, trips: tuple[int, int]
+) -> None:
     one, two = pair(cluster)
     asked = [(Rule.make("one", "9/m"), one), (Rule.make("two", rate), two)]
     servers = [cluster.owner(key_of(subject)).client for subject in (one, two)]
@@ -119,7 +121,7 @@ def test_a_plan_is_one_trip_for_each_part_and_one_to_undo(cluster: Cluster, rate
     assert tuple(now - then for now, then in zip(after, before, strict=True)) == trips
 
 
-def test_what_an_undone_part_counted_and_emitted_is_taken_back(cluster: Cluster) -> None:
+def test_an_undone_part_leaves_no_count_or_event(cluster: Cluster) -> None:
     users = [f"user:{number}" for number in range(20)]
     one = users[0]
     two = next(user for user in users if cluster.owner(key_of(user)) is not cluster.owner(key_of(one)))
@@ -390,7 +392,7 @@ def test_a_slot_that_no_server_has_is_found_as_soon_as_one_has_it(own: Cluster) 
 
 
 @topology
-def test_a_replica_that_is_promoted_is_found_and_the_limit_goes_on(settings: Any) -> None:
+def test_the_limit_goes_on_after_a_replica_is_promoted(settings: Any) -> None:
     with running_cluster(cluster_program(), replicas=1) as cluster:
         settings.CACHES = cluster_caches(cluster)
         with Traffic("100000/h") as traffic:
@@ -514,7 +516,7 @@ def test_without_a_server_the_others_are_walked_and_the_reports_say_so(
     assert f"1 of the 3 servers of the Cluster do not answer: 127.0.0.1:{gone.port}." in page
 
 
-def test_the_fullest_server_and_the_worst_policy_count(cluster: Cluster) -> None:
+def test_the_report_shows_the_fullest_server_with_the_worst_policy(cluster: Cluster) -> None:
     bound = cluster.servers[1].client
     used = int(bound.info("memory")["used_memory"])
     try:

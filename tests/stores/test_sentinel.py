@@ -26,7 +26,7 @@ from tests.support.stores import PATIENT, current_store, redis_store
         ("redis://:geheim@quotas/3?is_master=1", {}),
     ],
 )  # fmt: skip
-def test_passwords_and_databases_are_read_from_url_and_options(
+def test_credentials_are_read_from_the_url_or_the_options(
     location: str, options: dict[str, str], sentinel_port: int, settings: Any
 ) -> None:
     with redis.Redis(port=sentinel_port) as sentinel:
