@@ -266,8 +266,10 @@ class ClusterStore(RedisStore):
     def close(self) -> None:
         """Close connections, and keep none for threads that still use it; an event loop closes its own."""
         self._is_closed = True
-        for each in (*list(self._plain.values()), *list(self._sides.values())):
-            each.close()
+        for client in list(self._plain.values()):
+            client.close()
+        for side in list(self._sides.values()):
+            side.close()
 
 
 def _redirected(client: Any, error: AskError) -> Address:
