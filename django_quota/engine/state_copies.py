@@ -22,7 +22,7 @@ from django_quota.engine.operations import Operation, Script, States, script, te
 LONGEST = 400 * DAY
 """How long a key without a TTL is kept, in microseconds, as the sweep gives it one."""
 
-_SETS = frozenset({"r", "b", "a", "leased", "l", "refused", "slots", "workers", "bans"})
+_SETS = frozenset({"r", "b", "a", "grants", "leased", "l", "refused", "slots", "workers", "bans"})
 """The kinds whose mappings are sorted sets in Redis. Others are hashes."""
 
 _BY_CODE: Mapping[str, Algorithm[Any]] = {algorithm.code: algorithm for algorithm in REGISTRY.values()}
@@ -172,7 +172,7 @@ def _from_redis(key: str, form: str, words: Sequence[str]) -> Any:
     (word,) = words
     if kind == "r":
         return _state(_algorithm(key))(*map(int, word.split(" ")))
-    return word if kind == "settled" else int(word)
+    return word if kind in ("settled", "granted") else int(word)
 
 
 def _entries(scores: Mapping[str, int]) -> tuple[WindowEntry, ...]:

@@ -43,6 +43,7 @@ def addresses() -> list[str]:
         "subject": {"object_id": [SUBJECT], "name": list(ACTIONS)},
         "overview": {"object_id": [1]},
         "ban": {},
+        "knownrule": {"object_id": ["login"]},
     }
     found = []
     for route in patterns():
