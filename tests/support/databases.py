@@ -140,15 +140,19 @@ def _running(command: list[str], folder: str, end: signal.Signals, port: int | N
 @contextmanager
 def default_database(settings: dict[str, Any]) -> Iterator[None]:
     """Make a database Django's default for as long as the block lasts, in all threads."""
+    from django.contrib.contenttypes.models import ContentType  # some import this module before they set Django up
+
     before, known = connections["default"], connections.settings["default"]
     connections.settings["default"] = ConnectionHandler({"default": dict(settings)}).settings["default"]
     connections["default"] = connections.create_connection("default")
+    ContentType.objects.clear_cache()  # each database has its own
     try:
         yield
     finally:
         connections["default"].close()
         connections["default"] = before
         connections.settings["default"] = known
+        ContentType.objects.clear_cache()
 
 
 def forget_connection() -> None:
