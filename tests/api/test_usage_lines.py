@@ -159,7 +159,7 @@ def test_a_month_that_the_store_no_longer_keeps_is_read_without_it(monkeypatch: 
     [
         pytest.param((OCTOBER, OCTOBER), "is not after since", id="no day"),
         pytest.param(("2026-10-01", NOVEMBER), "is not a date", id="a string"),
-        pytest.param((OCTOBER, NOVEMBER, "week"), "is not 'day' or 'month'", id="a week"),
+        pytest.param((OCTOBER, NOVEMBER, "week"), "is not 'day', 'month' or 'period'", id="a week"),
         pytest.param((OCTOBER, NOVEMBER, "month", API), "is not the name of a rule", id="a rule"),
     ],
 )
@@ -237,3 +237,56 @@ def test_the_command_prints_csv_with_a_header() -> None:
 def test_the_command_refuses_what_is_not_a_month(month: str) -> None:
     with pytest.raises(CommandError, match=f"--month {month}: use a year and a month, for example 2026-10."):
         printed("--month", month)
+
+
+class TestPeriodsOfCustomers:
+    """The months of `tokens` begin on the 15th for org:1, and on the 1st for org:2."""
+
+    DAYS = (
+        ("org:1", "10-14", 1),
+        ("org:1", "10-15", 2),
+        ("org:1", "11-14", 3),
+        ("org:1", "11-15", 4),
+        ("org:2", "11-30", 5),
+    )
+
+    @pytest.fixture(autouse=True)
+    def used(self, either_store: None, settings: Any) -> None:
+        tokens = {"rate": "100/month", "key": "tests.api.test_usage_lines.noon", "daily": True}
+        tokens |= {"algorithm": "calendar", "starts": "tests.api.test_usage_lines.day_of"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"tokens": tokens}}
+        for subject, day, units in self.DAYS:
+            with freeze(noon(f"2026-{day}")):
+                check("tokens", subject, units)
+                list(roll_up(get_limiter().store))
+
+    def test_there_is_a_line_for_each_period_that_begins_in_the_span(self) -> None:
+        assert shown(usage_lines(OCTOBER, DECEMBER, by="period")) == [
+            ("org:1", "tokens", "2026-10-15", 5),
+            ("org:1", "tokens", "2026-11-15", 4),
+            ("org:2", "tokens", "2026-11-01", 5),
+        ]
+
+    def test_a_line_has_what_usage_says_of_the_period(self) -> None:
+        (line,) = usage_lines(OCTOBER, NOVEMBER, by="period")
+
+        of_subject = usage(line.subject, OCTOBER, NOVEMBER, by="period")
+        assert of_subject[line.period][line.rule] == (line.allowed, line.refused, line.units)
+
+    def test_its_id_is_not_that_of_a_day(self) -> None:
+        by_day = {line.id for line in usage_lines(OCTOBER, DECEMBER, by="day")}
+
+        assert by_day.isdisjoint(line.id for line in usage_lines(OCTOBER, DECEMBER, by="period"))
+
+    def test_what_waits_in_the_store_is_in_it(self) -> None:
+        with freeze(noon("2026-12-01")):
+            check("tokens", "org:1", 6)
+
+            assert shown(usage_lines(NOVEMBER, DECEMBER, by="period"))[0] == ("org:1", "tokens", "2026-11-15", 10)
+
+    def test_the_command_prints_the_first_day_of_each(self) -> None:
+        assert json_of("quota_usage", month="2026-10", by="period")[0]["period"] == "2026-10-15"
+
+
+def day_of(subject: str) -> date:
+    return date(2026, 1, 15) if subject == "org:1" else date(2026, 1, 1)

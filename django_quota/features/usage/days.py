@@ -208,7 +208,7 @@ def usage(
             break
         rows = again  # a roll-up moved counts between the two reads
     if by == "period":
-        summed = _summed(rows, found, _FirstDays(recent[0].subject).of)
+        summed = _summed(rows, found, PeriodsOfSubject(recent[0].subject).first_day_of)
         return {first: rules for first, rules in summed.items() if since <= first < until}
     return _summed(rows, found, _first_of_month if by == "month" else _same_day)
 
@@ -223,7 +223,8 @@ def check_period(since: date, until: date, by: str, *known: str) -> None:
         raise RuleError(f"until={until!r} is not after since={since!r}.", "The day `until` is not part of the usage.")
     if by not in known:
         *others, last = map(repr, known)
-        raise RuleError(f"by={by!r} is not {', '.join(others)} or {last}.")
+        words = ", ".join(others)
+        raise RuleError(f"by={by!r} is not {words} or {last}.", f"Use, for example, by={others[-1]}.")
 
 
 async def ausage(
@@ -253,23 +254,27 @@ def _first_of_month(place: RowKey) -> date:
     return place.day.replace(day=1)
 
 
-class _FirstDays:
-    """The first days of the periods of a subject."""
+class PeriodsOfSubject:
+    """The periods in which rules count a subject, as they are for it now."""
 
     def __init__(self, subject: str) -> None:
         self._subject = subject
         self._limits: dict[str, Limit | None] = {}
         self._starts = KnownStarts()
 
-    def of(self, place: RowKey) -> date:
+    def first_day_of(self, place: RowKey) -> date:
+        """Return the first day of the period that a row is in; see `first_day`."""
+        return self.first_day(place.rule, place.day)
+
+    def first_day(self, rule: str, day: date) -> date:
         """Return the first day of the period of a rule that has a day; the day itself if the rule has no period."""
-        if place.rule not in self._limits:
-            self._limits[place.rule] = self._limit_of(place.rule)
-        limit = self._limits[place.rule]
+        if rule not in self._limits:
+            self._limits[rule] = self._limit_of(rule)
+        limit = self._limits[rule]
         if limit is None:
-            return place.day
+            return day
         zone = ZoneInfo(limit.options.tz or "UTC")
-        noon = int(datetime.combine(place.day, time(12), zone).timestamp()) * SECOND
+        noon = int(datetime.combine(day, time(12), zone).timestamp()) * SECOND
         return datetime.fromtimestamp(limit.parameters(noon).a // SECOND, zone).date()
 
     def _limit_of(self, name: str) -> Limit | None:

@@ -28,6 +28,12 @@ class Command(QuotaCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--month", metavar="MONTH", help="such as 2026-10 (default: the last whole month)")
         parser.add_argument(
+            "--by",
+            choices=("month", "period"),
+            default="month",
+            help="period: the customers' own periods that begin in the month, of rules with starts=",
+        )
+        parser.add_argument(
             "--rule", action="append", metavar="NAME", help="only of this rule; you may repeat it", default=[]
         )
         formats = parser.add_mutually_exclusive_group()
@@ -38,16 +44,18 @@ class Command(QuotaCommand):
         since, until = _month(options["month"])
         rules: list[str | None] = list(dict.fromkeys(options["rule"])) or [None]
         self.note_rules(filter(None, rules))
-        move_waiting(until)
-        total, units = sum(count_lines(since, until, "month", rule) for rule in rules), 0
+        by = options["by"]
+        move_waiting(until, by)
+        expected = sum(count_lines(since, until, by, rule) for rule in rules) if by == "month" else 0
+        total = units = 0
         # Between lines on a terminal, a bar would be in the way.
-        with progress(StringIO() if self.stdout.isatty() else self.stderr, "Printing", total or None) as advance:
+        with progress(StringIO() if self.stdout.isatty() else self.stderr, "Printing", expected or None) as advance:
 
             def lines() -> Iterator[UsageLine]:
-                nonlocal units
+                nonlocal total, units
                 for rule in rules:
-                    for line in stored_lines(since, until, "month", rule):
-                        units += line.units
+                    for line in stored_lines(since, until, by, rule):
+                        total, units = total + 1, units + line.units
                         advance(1)
                         yield line
 
@@ -57,20 +65,20 @@ class Command(QuotaCommand):
 
     def _print(self, lines: Iterator[UsageLine], options: dict[str, Any]) -> None:
         if options["csv"]:
-            for batch in csv_lines(UsageLine._fields, map(_shown, lines)):
+            for batch in csv_lines(UsageLine._fields, (_shown(line, options["by"]) for line in lines)):
                 self.stdout.write(batch, ending="")
             return
         for line in lines:
             if options["json"]:
-                self.print_json(dict(zip(UsageLine._fields, _shown(line), strict=True)))
+                self.print_json(dict(zip(UsageLine._fields, _shown(line, options["by"]), strict=True)))
             else:
                 words = f"{line.subject}  {line.rule}: {quantity(line.units, 'unit')}"
                 self.stdout.write(printable(f"{words}, {line.allowed:,} allowed, {line.refused:,} refused"))
 
 
-def _shown(line: UsageLine) -> tuple[Any, ...]:
-    """Return the fields of a line, with its month as the option has it."""
-    return *line[:3], f"{line.period:%Y-%m}", *line[4:]
+def _shown(line: UsageLine, by: str) -> tuple[Any, ...]:
+    """Return the fields of a line, with its month as the option has it, or the first day of its period."""
+    return *line[:3], f"{line.period:%Y-%m}" if by == "month" else f"{line.period}", *line[4:]
 
 
 def _month(given: str | None) -> tuple[date, date]:
