@@ -149,7 +149,8 @@ class Copier:
     def copy(self, stop: threading.Event, advance: Callable[[int], object]) -> CopyReport:
         """Copy until the end, or until `stop` is set. `advance` gets the number of keys that were looked at.
 
-        Raises `CopyError` if the target is not empty, if something else writes to it, or if a store does not answer.
+        Raises `CopyError` if the target is not empty, if it would be emptied for nothing, if something else writes to
+        it, or if a store does not answer.
         """
         report, began, patience = CopyReport(), time.monotonic(), Patience(stop)
         self._make_room(report, patience)
@@ -178,6 +179,8 @@ class Copier:
     def _make_room(self, report: CopyReport, patience: Patience) -> None:
         """Empty the target, or check that it is empty."""
         target = self._target
+        if self._replaces and not any(self._source.keys(patience)):
+            raise CopyError(f"Nothing is counted in the old store, so nothing was deleted. It is {self._source.name}.")
         for keys in target.keys(patience):
             found = target.states(keys, patience)
             if found and not self._replaces:

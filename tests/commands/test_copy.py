@@ -220,6 +220,7 @@ def test_a_copy_and_the_way_back_change_nothing(way: Direction, use: Callable[[s
     before = states_of(old)
 
     copy(way=way)
+    use(new)
     copy("--replace", way=(new, old))
 
     assert len(before) == 2 * KEYS_A_CALL + 7
@@ -245,6 +246,7 @@ def test_a_key_lives_as_long_as_in_the_old_store(ttl: Any, key: str, use: Callab
 
     copy()
     (in_redis,) = [state for name, state in states_of("redis").items() if f":{key}:" in name and ":2025" not in name]
+    use("redis")
     copy("--replace", way=("redis", "database"))
     (in_rows,) = [state for name, state in states_of("database").items() if f":{key}:" in name and ":2025" not in name]
 
@@ -408,6 +410,41 @@ def test_on_a_terminal_it_draws_how_far_it_is(use: Callable[[str], None], monkey
 
 def test_quiet_it_says_nothing(use: Callable[[str], None]) -> None:
     assert copy("--verbosity", "0") == ""
+
+
+def test_replace_deletes_nothing_if_the_old_store_is_empty(use: Callable[[str], None]) -> None:
+    use("redis")
+    check("5/m", USER)
+    use("database")
+
+    error = error_of("quota_copy", "--from", "database", "--to", "redis", "--replace")
+
+    use("redis")
+    assert error.startswith("Nothing is counted in the old store, so nothing was deleted.")
+    assert peek("5/m", USER).remaining == 4
+
+
+def test_replace_does_not_delete_what_the_site_counts(use: Callable[[str], None]) -> None:
+    use("redis")
+    check("5/m", USER)
+
+    error = error_of("quota_copy", "--from", "database", "--to", "redis", "--replace")
+
+    assert error.startswith("STORE is 'redis', so --replace would delete what your site counts.")
+    assert peek("5/m", USER).remaining == 4
+
+
+@pytest.mark.parametrize("more", [(), ("--replace",)], ids=["beside", "in place of"])
+def test_counts_of_rules_in_the_database_stay(more: tuple[str, ...], use: Callable[[str], None], settings: Any) -> None:
+    month = {"rate": "5/month", "algorithm": "calendar", "store": "database"}
+    settings.QUOTA = {"STORE": "redis", "RULES": {"month": month}}
+    check("month", USER)
+    check("5/m", USER)
+
+    error = error_of("quota_copy", "--from", "redis", "--to", "database", *more)
+
+    assert error.startswith('The database has the counts of rules or counters with store="database".')
+    assert peek("month", USER).remaining == 4
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_quota.conf import QuotaSettings, current
+from django_quota.core.rules import Rule
 from django_quota.engine.resolving import event_log_of
+from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import make_store
 from django_quota.management.console import QuotaCommand, place_of, progress, quantity, stopping
 from django_quota.operating.copying import CopiedStore, Copier, CopyReport
@@ -25,6 +27,8 @@ WORDS = {
     "s": ("status of a subject", "statuses of subjects"),
     "day": ("count of a day", "counts of days"),
     "c": ("counter", ""),
+    "grants": ("counter with units that expire", "counters with units that expire"),
+    "granted": ("id of a grant", "ids of grants"),
     "leased": ("lease of units", "leases of units"),
     "settled": ("settled reservation", ""),
     "u": ("count of different values", "counts of different values"),
@@ -56,6 +60,7 @@ class Command(QuotaCommand):
         names = [_checked(option, options[dest]) for option, dest in (("--from", "source"), ("--to", "target"))]
         if names[0] == names[1]:
             raise CommandError(f"--from and --to are both {names[0]!r}. Use database and redis, in either order.")
+        _verify_target(names[1], replaces=options["replace"])
         with ExitStack() as stack:
             source, target = (_place(name, stack) for name in names)
             self._copy(source, target, options)
@@ -87,6 +92,21 @@ def _checked(option: str, name: str) -> str:
     if name not in ("database", "redis"):
         raise CommandError(f"{option} {name!r} is not a store. Use database or redis.")
     return name
+
+
+def _verify_target(name: str, *, replaces: bool) -> None:
+    """Raise `CommandError` if the target has counts that the site uses and that a copy would delete or mix."""
+    known_rules()  # reads the rules of the settings and the views
+    if name == "database" and current().store != "database" and Rule.any_in_database:
+        raise CommandError(
+            'The database has the counts of rules or counters with store="database". A copy cannot be put beside them, '
+            "and --replace would delete them. Nothing was changed."
+        )
+    if replaces and name == current().store:
+        raise CommandError(
+            f"STORE is {name!r}, so --replace would delete what your site counts. Copy first, and change STORE after "
+            "it. Nothing was changed."
+        )
 
 
 def _place(name: str, stack: ExitStack) -> CopiedStore:
