@@ -29,6 +29,7 @@ from django_quota.engine.operations import text
 from django_quota.engine.resolving import hits_of
 from django_quota.error_texts import error_in_words, text_in_words
 from django_quota.features.bans.lists import bans_in_force
+from django_quota.features.counters import calls
 from django_quota.features.counters.standings import CreditStatus, credits_of
 from django_quota.features.events.stream import EVENTS_A_PAGE, Event, newest_events
 from django_quota.features.subject_contents import (
@@ -209,6 +210,8 @@ def load_snapshot(
     more = contents.rules.union(counted, *days.values()) - rules.keys()
     counted_in_database = _counted_in_database(subject, scan=scan) - rules.keys()
     more |= counted_in_database
+    decided = more & {name for name, _, _ in calls.made}  # counters that are entries beside limits
+    more -= decided
     rules |= {
         name: _in_database(rules_named(name)) if name in counted_in_database else rules_named(name)
         for name in sorted(more)[:MAX_RULES_NAMED]
@@ -220,7 +223,7 @@ def load_snapshot(
     if names is not None:
         snapshot.bans = [ban for ban in snapshot.bans if ban.rule in rules]
     snapshot.leases, snapshot.days = contents.leases, days
-    snapshot.credits = [] if names is not None else credits_of(subject, counters)
+    snapshot.credits = [] if names is not None else credits_of(subject, counters, decided)
     _read_limits(snapshot, rules)
     snapshot.counted = [name for name in snapshot.unread if name in counted]
     counted |= {limit.rule for limit in snapshot.limits if limit.used}

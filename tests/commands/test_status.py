@@ -18,7 +18,7 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import path
 
-from django_quota import ban, check, counter, peek, quota, reserve, slot
+from django_quota import ban, check, check_all, counter, peek, quota, reserve, slot
 from django_quota.adapters import digest
 from django_quota.contrib.auth import LoginRefused
 from django_quota.core.overrides import ALL_RULES
@@ -175,15 +175,32 @@ class TestWhatElseIsKnown:
 
     @pytest.mark.parametrize("of", [counter("minutes"), counter("pooled", group="shop")], ids=["no group", "a group"])
     def test_what_is_left_by_grant_is_shown(self, of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(calls, "made", {(of.name, of.group): of} if of.group else {})
+        monkeypatch.setattr(calls, "made", {(of.name, of.group, None): of} if of.group else {})
         with freeze(START):
             of.grant(USER, 1_500, id="order-17", expires="1h")
             of.incr(USER, -200)
 
             shown = run("quota_status", USER)
 
-        assert f"  credits   {of.name}: 1,300 left\n" in shown
+        assert f"  counter   {of.name}: 1,300 left\n" in shown
         assert "            1,300 of 1,500 until 2025-11-21 05:40:00Z, order-17\n" in shown
+
+    def test_a_balance_that_does_not_expire_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        prepaid = counter("prepaid")
+        monkeypatch.setattr(calls, "made", {("prepaid", None, None): prepaid})
+        prepaid.grant(USER, 700, id="order-18")
+
+        assert "  counter   prepaid: 700\n" in run("quota_status", USER)
+
+    def test_a_counter_that_refused_is_no_rule_that_cannot_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        prepaid = counter("prepaid")
+        monkeypatch.setattr(calls, "made", {("prepaid", None, None): prepaid})
+        check_all([(prepaid, USER, 5)])
+
+        shown = run("quota_status", USER)
+
+        assert "  counter   prepaid: 0\n" in shown
+        assert "prepaid: something is counted" not in shown
 
     def test_json_has_what_is_left_by_grant(self) -> None:
         with freeze(START):

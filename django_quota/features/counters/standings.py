@@ -1,8 +1,8 @@
-"""What a subject has left of credits that expire, for those who operate a site."""
+"""What counters hold for a subject, for those who operate a site."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from django_quota.core.clock import frozen_now
@@ -13,7 +13,7 @@ from django_quota.stores.base import all_well
 
 @dataclass(frozen=True, slots=True)
 class CreditStatus:
-    """What a counter holds for a subject, with grants that expire."""
+    """What a counter holds for a subject, with what is left of grants that expire."""
 
     counter: str
     total: int
@@ -22,8 +22,10 @@ class CreditStatus:
     """The first to expire first."""
 
 
-def credits_of(subject: str, names: Iterable[str] = ()) -> list[CreditStatus]:
-    """Return what a subject holds in the counters of this process, and in others of these names, if any of it expires.
+def credits_of(subject: str, names: Iterable[str] = (), decided: Collection[str] = ()) -> list[CreditStatus]:
+    """Return what the counters of this process, and others of these names, hold for a subject, unless it is nothing.
+
+    `decided`: those that requests have asked for units; they are returned also if they hold nothing.
 
     It takes one round trip to each store that has counters. Raises `StoreUnavailable`.
     """
@@ -36,6 +38,9 @@ def credits_of(subject: str, names: Iterable[str] = ()) -> list[CreditStatus]:
         store = get_limiter().counting_in(database=in_database).reporting_store
         replies = all_well(store.try_all([operations.Grants(of.keys_of(subject)) for of in counters], frozen_now()))
         for of, reply in zip(counters, replies, strict=True):
-            if reply[0] == operations.DONE and (grants := calls.read_grants(reply)):
-                found.append(CreditStatus(of.name, calls.left_in(*reply), tuple(grants)))
+            if reply[0] != operations.DONE:
+                continue
+            total, grants = calls.left_in(*reply), tuple(calls.read_grants(reply))
+            if total or grants or of.name in decided:
+                found.append(CreditStatus(of.name, total, grants))
     return sorted(found, key=lambda each: each.counter)

@@ -238,7 +238,7 @@ def _is_used(snapshot: SubjectSnapshot) -> bool:
 
 def _credit_lines(snapshot: SubjectSnapshot) -> Iterator[str]:
     for credit in snapshot.credits:
-        yield f"  credits   {credit.counter}: {credit.total:,} left"
+        yield f"  counter   {credit.counter}: {credit.total:,}" + (" left" if credit.grants else "")
         for grant in credit.grants:
             until = second_of(microseconds_of(grant.expires))
             yield f"            {grant.left:,} of {grant.granted:,} until {until}, {grant.id or 'of an unknown grant'}"
