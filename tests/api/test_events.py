@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from ipaddress import ip_network
 from pathlib import Path
@@ -19,14 +19,17 @@ import redis
 from django.contrib.auth import get_user_model
 from django.core.management import CommandError, call_command
 from django.test import override_settings
+from django.urls import get_resolver
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import check
+from django_quota import ban, check
 from django_quota.core.keys import escape, field
 from django_quota.features.events import stream as module
-from django_quota.features.events.stream import BEGINNING, LEFT_AFTER, Event, EventGroup
+from django_quota.features.events.stream import BEGINNING, EVENTS_A_PAGE, LEFT_AFTER, Event, EventGroup
+from django_quota.limiting.flusher import flusher
 from django_quota.management.commands import quota_events
+from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from tests.support.commands import Manage, managing, wait_until
 from tests.support.events import event_fields
@@ -47,7 +50,14 @@ def tell(
     names: Any = {"kind": kind, "rule": field(rule), "subject": escape(subject)}
     more = {"until": 0, "capacity": 10, **fields}
     entry_id: Any = raw.xadd(STREAM, event_fields(**names, **more), id=f"{at // 1000}-0" if at else "*")
-    return str(entry_id.decode())
+    return entry_id.decode() if isinstance(entry_id, bytes) else ""  # a pipeline has no id yet
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read three events at a time. Pages of the admin that are imported meanwhile would keep the number."""
+    assert get_resolver().url_patterns  # imports them
+    monkeypatch.setattr(module, "EVENTS_A_PAGE", 3)
 
 
 def shown(*words: str) -> list[str]:
@@ -134,14 +144,17 @@ def test_events_of_the_decision_script_are_read(name: str, values: list[Any], wr
     assert [event[name] for event in written] == values
 
 
-def test_the_last_are_found_over_many_pages_the_oldest_first(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EVENTS_A_PAGE", 3)
-    for number in range(20):
-        tell(raw, f"user:{number}", rule="odd" if number % 2 else "even")
+def test_the_last_are_found_over_many_pages_the_oldest_first(raw: redis.Redis) -> None:
+    pages: Any = raw.pipeline()
+    for number in range(2 * EVENTS_A_PAGE + 20):
+        tell(pages, f"user:{number}", rule="rare" if number % EVENTS_A_PAGE == 7 else "often")
+    pages.execute()
     raw.xadd(STREAM, {"an": "alien"})
-    found = [json.loads(line)["subject"] for line in shown("--json", "--rule", "odd", "--last", "4")]
-    assert found == ["user:13", "user:15", "user:17", "user:19"]
-    assert len(shown("--last", "100")) == 20
+
+    found = [json.loads(line)["subject"] for line in shown("--json", "--rule", "rare", "--last", "4")]
+
+    assert found == [f"user:{number}" for number in (7, EVENTS_A_PAGE + 7, 2 * EVENTS_A_PAGE + 7)]
+    assert len(shown("--last", "5000")) == 2 * EVENTS_A_PAGE + 20
 
 
 def test_without_a_number_the_last_twenty_are_printed(raw: redis.Redis) -> None:
@@ -247,6 +260,45 @@ def test_what_is_not_a_moment_is_an_error(option: str) -> None:
 
     with pytest.raises(CommandError, match=re.escape(says)):
         shown(option, "soon")
+
+
+class TestWhyARefusalIsReported:
+    """A limit that has room is not the reason."""
+
+    @pytest.fixture
+    def why(self, settings: Any) -> Callable[[], str]:
+        settings.QUOTA = {"RULES": {"api": {"rate": "2/m", "ban": {"after": "9/m", "for": "1h"}}}}
+
+        def why() -> str:
+            with freeze(START):
+                check("api", "user:7", cost=2)
+                check("api", "user:7")
+                flusher.flush()
+            found = [event for event in (json.loads(line) for line in shown("--json")) if event["kind"] == "refused"]
+            return str(found[-1]["reason"])
+
+        return why
+
+    def test_a_limit_that_is_used_up_needs_no_word(self, why: Callable[[], str]) -> None:
+        assert why() == ""
+
+    def test_a_ban_is_named(self, why: Callable[[], str]) -> None:
+        with freeze(START):
+            ban("api", "user:7", "1h")
+
+        assert why() == "banned"
+
+    @pytest.mark.django_db
+    def test_a_block_is_named(self, why: Callable[[], str]) -> None:
+        QuotaOverride.objects.create(subject="user:7", rule="*", mode="blocked")
+
+        assert why() == "blocked"
+
+    @pytest.mark.parametrize("reason", ["banned", "blocked"])
+    def test_a_line_says_it_in_place_of_what_is_left(self, reason: str, raw: redis.Redis) -> None:
+        tell(raw, "ip:1", START, until=START + 60 * SECOND, reason=reason)
+
+        assert shown("--last", "1")[0].endswith(f"{reason}, for 1 minute")
 
 
 @pytest.mark.usefixtures("four_events")
@@ -381,8 +433,7 @@ def test_no_event_is_acknowledged_before_its_line_is_flushed(raw: redis.Redis) -
     assert (out.left_at_flush, pending(raw)) == (3, 0)
 
 
-def test_events_that_were_left_too_long_come_first(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EVENTS_A_PAGE", 3)
+def test_events_that_were_left_too_long_come_first(raw: redis.Redis, small_pages: None) -> None:
     begin(raw)
     names = [f"ip:{number}" for number in range(20)]
     for name in names:
@@ -393,8 +444,7 @@ def test_events_that_were_left_too_long_come_first(raw: redis.Redis, monkeypatch
     assert pending(raw) == 0
 
 
-def test_events_that_another_reader_has_are_not_read(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EVENTS_A_PAGE", 3)
+def test_events_that_another_reader_has_are_not_read(raw: redis.Redis, small_pages: None) -> None:
     begin(raw)
     names = [f"ip:{number}" for number in range(20)]
     for name in (*names[:9], "ip:busy", *names[9:]):
@@ -478,12 +528,11 @@ def test_a_group_that_was_made_before_there_were_events_says_it_once(raw: redis.
 
 @pytest.mark.parametrize("by_another", [0, 2], ids=["alone", "beside another reader"])
 def test_a_group_that_was_made_before_there_were_events_misses_none(
-    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, by_another: int
+    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, small_pages: None, by_another: int
 ) -> None:
     begin(raw)
     for number in range(5):
         tell(raw, f"ip:{number}")
-    monkeypatch.setattr(module, "EVENTS_A_PAGE", 3)
     whole = EventGroup._is_whole
 
     def is_whole_beside_another(group: EventGroup, client: Any, read: str, entries: Any) -> bool:
