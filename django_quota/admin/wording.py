@@ -119,6 +119,8 @@ def event_in_words(event: Event) -> str:
     if event.kind == "banned":
         which = f"{ban_in_words(event.level)}, {until}"
         return f"{which}: {event.reason}" if event.reason else which
+    if event.reason:  # no limit has refused it
+        return f"{WHYS.get(event.reason, event.reason)}, {until}"
     return f"{_('needed %(cost)s, %(left)s of %(limit)s are left') % words}, {until}"
 
 

@@ -257,7 +257,7 @@ class EventRecord(NamedTuple):
     method: str = ""
     path: str = ""
     reason: str = ""
-    """Why somebody set a ban; `user` says who."""
+    """Why somebody set a ban; `user` says who. Of a refusal "blocked" or "banned", if no limit is the reason."""
 
     @property
     def is_logged(self) -> bool:
@@ -278,6 +278,8 @@ def events_of(hits: Sequence[Hit], reply: Reply) -> list[EventRecord]:
     """Return the events that the flags of a decision report."""
     events = []
     levels = {index: value for index, flag, value in reply.flags if flag == Flag.BAN_LEVEL}
+    banned = {index for index, flag, _ in reply.flags if flag == Flag.BANNED}
+    banned -= {index for index, flag, _ in reply.flags if flag == Flag.BAN_BEGAN}  # a limit refused these
     for index, flag, value in reply.flags:
         if (kind := EVENTS.get(flag)) is None:
             continue
@@ -290,7 +292,8 @@ def events_of(hits: Sequence[Hit], reply: Reply) -> list[EventRecord]:
         capacity = remaining if limit.algorithm is STOCK else limit.parameters.capacity  # what a counter holds
         until, share = (0, value) if kind == "near" else (value, 0)
         subject, level = escape(hit.subject), levels.get(index, 0)
-        events.append(EventRecord(kind, hit.field, subject, until, level, capacity, remaining, share, hit.cost))
+        event = EventRecord(kind, hit.field, subject, until, level, capacity, remaining, share, hit.cost)
+        events.append(event._replace(reason="banned") if kind == "refused" and index in banned else event)
     return events
 
 

@@ -286,4 +286,5 @@ def _place(of_rule: CompiledRule, subject: str, day: str, prefix: str) -> TallyP
 def _event(place: TallyPlace, ask: Ask, resolved: Resolved) -> EventRecord:
     outcome = resolved.outcomes_by_override()[ask.place][0]
     until = 0 if outcome.retry_after is None else resolved.now + int(outcome.retry_after * SECOND)
-    return EventRecord("refused", place.rule, escape(ask.subject), until, 0, outcome.of.capacity, cost=ask.cost)
+    subject, capacity = escape(ask.subject), outcome.of.capacity
+    return EventRecord("refused", place.rule, subject, until, 0, capacity, cost=ask.cost, reason="blocked")

@@ -81,7 +81,7 @@ class Event:
     path: str
     """Its path, without the query, with control characters escaped; 200 characters at most."""
     reason: str = ""
-    """Why a ban was set by hand; empty for other events. `user` then says who set it."""
+    """Why a ban was set by hand; `user` then says who set it. Of a refusal "blocked" or "banned", else empty."""
 
     @classmethod
     def read(cls, entry_id: str, fields: Mapping[str, str]) -> Event:

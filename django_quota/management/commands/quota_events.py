@@ -220,5 +220,5 @@ def _summary(event: Event) -> str:
     if event.kind == "banned":
         words = f"{span}, ban {event.level} in a row"
         return f"{words}: {event.reason}" if event.reason else words
-    needed = f"needed {event.cost}, {event.remaining} of {event.capacity} are left"
+    needed = event.reason or f"needed {event.cost}, {event.remaining} of {event.capacity} are left"
     return f"{needed}, {span}" if event.until else f"{needed}, waiting does not help"

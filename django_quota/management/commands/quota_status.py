@@ -258,7 +258,8 @@ def _lines(found: Reading, *, with_unused: bool) -> Iterator[str]:
     for event in found.refused:
         until = f", until {second_of(event.until)}" if event.until else ""
         rule = event.rule or "a rule with a very long name"
-        yield f"  {event.kind:<9} {second_of(event.at)}{until}, by {rule} (limit {event.capacity})"
+        why = event.reason if event.kind == "refused" and event.reason else f"limit {event.capacity}"
+        yield f"  {event.kind:<9} {second_of(event.at)}{until}, by {rule} ({why})"
     for day, rules in sorted(snapshot.days.items()):
         yield f"  {day}  {', '.join(f'{rule} {_count(count)}' for rule, count in rules.items())}"
     for name, why in snapshot.unread.items() if with_unused else ():
