@@ -263,12 +263,13 @@ class TestMoving:
                 return "replica"  # there is none: whoever asks it fails
 
         rule = Rule.make("tiered", {"pro": "9/d"}, key="global", tier=lambda request: "pro", daily=True)
-        check(rule, "user:7", 3, tier="pro")
-        rolled()
-        settings.DATABASE_ROUTERS = [Lags()]
-        assert [count.units for rules in recent_usage("user:7").values() for count in rules.values()] == [3]
-        assert last_tiers([rule], "user:7") == {"tiered": "pro"}
-        assert bill_of("user:7", TODAY, TODAY + timedelta(days=1))
+        with freeze(START):
+            check(rule, "user:7", 3, tier="pro")
+            rolled()
+            settings.DATABASE_ROUTERS = [Lags()]
+            assert [count.units for rules in recent_usage("user:7").values() for count in rules.values()] == [3]
+            assert last_tiers([rule], "user:7") == {"tiered": "pro"}
+            assert bill_of("user:7", date(2025, 11, 21), date(2025, 11, 22))
 
     @pytest.mark.parametrize("bill", [bill_of, async_to_sync(ausage)], ids=["sync", "async"])
     @pytest.mark.parametrize("when", ["before the store is read", "after it"])
