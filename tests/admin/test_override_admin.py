@@ -743,7 +743,7 @@ class TestRulePage:
         for number, cost in ((1, 2), (2, 2), (1, 1), (2, 1), (2, 1)):
             check("login", f"ip:198.51.100.{number}", cost)
 
-    @pytest.mark.usefixtures("three_refusals")
+    @pytest.mark.usefixtures("at_one_time", "three_refusals")
     def test_it_counts_the_decisions_of_today(self) -> None:
         assert "<dt>Checks today</dt><dd>5</dd> <dt>Refused</dt><dd>3</dd>" in self.page(superuser(), "login")
 

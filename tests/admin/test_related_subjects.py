@@ -232,7 +232,7 @@ class TestCommands:
         ["  Refused by units for 1 hour, as org:7", "org:7 (counts for user:42)", "  units: 3/h by sliding_window"],
         ids=["what refuses", "who else", "the limits"],
     )
-    @pytest.mark.usefixtures("refused")
+    @pytest.mark.usefixtures("at_one_time", "refused")
     def test_the_status_of_a_user_has_the_organization(self, line: str) -> None:
         assert line in said("quota_status", "ann").splitlines()
 
