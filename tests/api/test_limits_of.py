@@ -110,6 +110,7 @@ def test_a_subject_has_the_known_rules_whose_key_can_give_it() -> None:
         limits_of(7)
 
 
+@pytest.mark.usefixtures("at_one_time")
 def test_a_subject_has_the_tier_of_its_last_request() -> None:
     for tier, rate in (("free", "100/d"), ("team", "1000/d")):
         check("tokens", ANN, 40, tier=tier)

@@ -46,7 +46,7 @@ from tests.support.stores import caches, current_store
 SUBJECT = "ip:203.0.113.9"
 
 
-@pytest.mark.usefixtures("either_store")
+@pytest.mark.usefixtures("either_store", "at_one_time")
 class TestWhatIsCounted:
     def test_checks_are_counted_by_rule(self) -> None:
         for subject, times in (("user:1", 3), ("user:2", 4)):
