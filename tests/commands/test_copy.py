@@ -100,6 +100,18 @@ def units_after_the_lease() -> int:
         return CREDITS.get(USER)
 
 
+def grant_twice() -> None:
+    CREDITS.grant(USER, 30, id="november", expires="10m")
+    CREDITS.grant(USER, 5, id="12", expires="1d")
+    CREDITS.take(USER, 10)
+
+
+def grants_at_times() -> object:
+    with freeze(START + 11 * MINUTE):
+        later = [(each.id, each.left, each.granted) for each in CREDITS.grants(USER)], CREDITS.get(USER)
+    return [each.left for each in CREDITS.grants(USER)], CREDITS.grant(USER, 5, id="12", expires="1d"), later
+
+
 KEPT = {
     "sliding window": limited(Rule.make("sliding", "5/m"), 2, 53.0, 53.0),
     "sliding window of slices": limited(Rule.make("slices", "5/m", precision=3), 2, 72.999999, 72.999999),
@@ -123,6 +135,7 @@ KEPT = {
     "counter": Kept(lambda: CREDITS.incr(USER, 7), lambda: (CREDITS.get(USER), CREDITS.incr(USER, 1)), (7, 8)),
     "day of a counter": Kept(lambda: CREDITS.incr(USER, 7), lambda: CREDITS.get(USER, date(2025, 11, 21)), 7),
     "lease of a counter": Kept(lease_units, lambda: (CREDITS.get(USER), units_after_the_lease()), (40, 100)),
+    "grants of a counter": Kept(grant_twice, grants_at_times, ([20, 5], 35, ([("12", 5, 5)], 5))),
     "slot": Kept(lambda: slot("export", 1, lease=60).acquire(), wait_for_slot, 53.0),
     "value that was seen": Kept(
         lambda: once("payment", 5), lambda: [once("payment", 5), once("payment", 6)], [False, True]
