@@ -47,7 +47,7 @@ from django_quota.engine.words import packed
 MODULES: dict[str, tuple[str, ...]] = {
     "ahead": ("ahead",),
     **{name: (f"core/algorithms/{name}",) for name in REGISTRY},
-    "stock": ("counter_common", "book", "leased_units", "core/algorithms/stock"),
+    "stock": ("counter_common", "book", "grants_of_book", "leased_units", "core/algorithms/stock"),
     "adjust": ("adjust",),
     "events": ("events",),
     "flag": ("flag",),

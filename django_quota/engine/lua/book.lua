@@ -1,6 +1,6 @@
 -- book: opens the book of a counter: its grants that live, the first to expire first, and how many units have lapsed:
 -- they are still in the total. It follows counter_common. Most counters have no grants, so the functions for them are
--- made when they are first needed.
+-- made when they are first needed: grants_of_book, or another part that follows it, defines make_grants.
 --
 -- KEYS   total_key, grants_key: see grants
 -- ARGV   those of the script or module after it
@@ -32,8 +32,4 @@ local function change(book, amount)
   if not failed(reply) then return nil end
   if book.lapsed > 0 then need_grants().put_lapsed_back(book) end
   return reply
-end
-
-function make_grants()
-  -- %% include grants %%
 end

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64, Drawn, Total
-from django_quota.engine.operations import Operation, Script, States, lua_source, script
+from django_quota.engine.operations import Operation, Script, States, script
 from django_quota.engine.scatter import Scatter, SlotOf, scatter
 from django_quota.engine.totals import put_total
 
@@ -30,21 +30,12 @@ def _script(name: str) -> Script:
 
 
 def _script_of_books(name: str) -> Script:
-    return script("clock", "lifetimes", "counter_common", "book", _HERE + "books", _HERE + name)
+    return script("clock", "lifetimes", "counter_common", "book", "grants_of_book", _HERE + "books", _HERE + name)
 
 
 def _script_of_readers(name: str) -> Script:
     """Return a script that does not need the time unless the counter has grants."""
-    return Script(
-        lambda: "".join(
-            [lua_source("counter_common"), _timed_book(), *map(lua_source, (_HERE + "books", _HERE + name))]
-        )
-    )
-
-
-def _timed_book() -> str:
-    begins = "function make_grants()\n"
-    return lua_source("book").replace(begins, begins + lua_source("clock") + lua_source("lifetimes"))
+    return script("counter_common", "book", _HERE + "grants_with_time", _HERE + "books", _HERE + name)
 
 
 class FaultError(Exception):
