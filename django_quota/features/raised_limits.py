@@ -164,14 +164,15 @@ def _end_of_period(rule: Rule, subject: str, limits: Sequence[Limit], now: int) 
     if longest.algorithm.timeless:
         return now + longest.rate.period
     ends = longest.parameters(now).b
-    return max(ends, _end_of_count(subject, longest, now)) if longest.algorithm is SUBSCRIPTION else ends
+    return max(ends, _end_of_count(rule, subject, longest, now)) if longest.algorithm is SUBSCRIPTION else ends
 
 
-def _end_of_count(subject: str, limit: Limit, now: int) -> int:
+def _end_of_count(rule: Rule, subject: str, limit: Limit, now: int) -> int:
     """Return until when the units count that a subject has used of a period; 0 if it has used none."""
-    key = f"{subject_base(current().prefix, subject)}}}:{state_part(limit)}"
+    key = f"{subject_base(current().prefix_in(rule.store), subject)}}}:{state_part(limit)}"
+    store = get_limiter().counting_in(database=rule.store is not None).reporting_store
     try:
-        (found,) = get_limiter().reporting_store.run(ReadStates([key]), frozen_now())
+        (found,) = store.run(ReadStates([key]), frozen_now())
     except StoreUnavailable:
         return 0
     if not isinstance(found, StateCopy):

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from django_quota import (
     limits_of,
     peek,
     quota,
+    raise_limit,
     refund,
     reserve,
     reserve_all,
@@ -42,7 +43,7 @@ from django_quota.models import DailyCounter
 from django_quota.operating.inspection import load_snapshot
 from django_quota.signals import near_limit
 from django_quota.stores.database.store import DatabaseStore
-from django_quota.testing import RedisServer
+from django_quota.testing import RedisServer, freeze
 from django_quota.types import Reservation
 from tests.conftest import alias_of_states
 from tests.support import selection
@@ -178,6 +179,16 @@ def test_a_reset_of_all_that_is_found_reaches_the_database() -> None:
     check("4/week", "user:1", 4, store="database")
     reset_found(None, "user:1")
     assert peek("4/week", "user:1", store="database").remaining == 4
+
+
+@pytest.mark.usefixtures("bursts", "database")
+def test_a_raised_limit_ends_with_what_the_database_counted_before_the_day_changed() -> None:
+    days = {"org:7": date(2026, 3, 15)}
+    rule = Rule.make("plan", "10/month", algorithm="calendar", starts=days.get, store="database")
+    with freeze(datetime(2026, 3, 20, 12, tzinfo=UTC)):
+        check(rule, "org:7", 10)
+        days["org:7"] = date(2026, 3, 10)
+        assert raise_limit(rule, "org:7", 5) == datetime(2026, 5, 10, tzinfo=UTC)
 
 
 @pytest.mark.usefixtures("bursts")
