@@ -447,3 +447,16 @@ def test_a_refused_request_gives_back_where_it_came_from() -> None:
             reserve_all([(CREDITS, ORG, 60), ("1/m", "user:1", 2)])
 
         assert CREDITS.grants(ORG) == [Grant("order-17", 100, 100, at(START + HOUR))]
+
+
+@both_stores
+def test_a_grant_expires_although_a_lease_cannot_give_back() -> None:
+    with freeze(START):
+        CREDITS.set(ORG, 60)
+        reserve(CREDITS, ORG, 60, lease="10m")
+        CREDITS.incr(ORG, 2**63 - 1 - 5)
+        CREDITS.grant(ORG, 5, id="short", expires="1m")
+
+    with freeze(START + 11 * MINUTE):
+        reserve(CREDITS, ORG, 1, lease="10m")
+        assert CREDITS.get(ORG) == 2**63 - 1 - 5 - 1

@@ -28,6 +28,8 @@ local function give_back_ended(leased_key, total_key, grants_key)
     if reply and not string.find(reply.err, 'overflow', 1, true) then error(reply, 0) end
     if not reply then book.lapsed = 0 end
   end
+  -- Nothing went back: what has lapsed is still in the total.
+  if book.lapsed > 0 then need_grants().lower(book) end
   if redis.call('PTTL', total_key) < left then redis.call('PEXPIRE', total_key, integer(left)) end
   if book.grants[1] or book.had_any then
     need_grants().write(book, 1000 * redis.call('PTTL', total_key) - 1000 * grace)
