@@ -150,12 +150,13 @@ def a_busy_machine_is_waited_for() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Begin without overrides, and read none where a test has no database; close all connections at the end.
+    """Begin without overrides and leases, and read none where a test has no database; close all connections at the end.
 
     asgiref's thread lives on, and would lead the next test to the database of this one. Django never closes SQLite in
     memory. Where a test has no database, the end of a response leaves the connections of earlier ones alone.
     """
     forget_overrides()
+    renewer.after_fork()  # else it counts leases of other tests until they are collected
     monkeypatch.setattr(Rule, "any_in_database", False)
     lookup._newest_login_names.cache_clear()
     if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
