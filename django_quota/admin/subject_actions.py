@@ -310,7 +310,17 @@ class Block(OverrideAction):
     def do(self, given: Mapping[str, Any], user: Any) -> str:
         """Save the row, and return what holds now, with the note. Raises `ValidationError`."""
         done = self.save({self.rule: ""}, given["until"] or _ends(given), given["reason"], user)
-        return f"{done}. {given['note']}" if given["note"] else done
+        names, more = ", ".join(self._not_blocked()), ""
+        if names:
+            more = _("These rules have an override of their own, which takes precedence: %s") % names
+        return ". ".join(filter(None, (done, more, given["note"])))
+
+    def _not_blocked(self) -> list[str]:
+        """Return the rules that a block of all rules leaves alone, because another override is about each."""
+        if self.rule != ALL_RULES:
+            return []
+        rows = QuotaOverride.objects.using(write_database()).active().filter(subject=self.subject)
+        return sorted(rows.exclude(rule=ALL_RULES).exclude(mode=self.mode).values_list("rule", flat=True))
 
 
 class Clear(SubjectAction):

@@ -555,6 +555,13 @@ class TestSettingABan:
 
         assert QuotaOverride.objects.get(subject=ann).expires == datetime(2099, 12, 4, 18, tzinfo=UTC)
 
+    def test_it_says_which_rules_it_leaves_alone(self, ann: str) -> None:
+        QuotaOverride.objects.create(subject=ann, rule="search", mode="rate", rate="x2")
+
+        page = self.set_ban(superuser()).content.decode()
+
+        assert "These rules have an override of their own, which takes precedence: search" in page
+
     def test_it_may_be_of_one_rule(self, ann: str) -> None:
         self.set_ban(superuser(), rule="search")
 
