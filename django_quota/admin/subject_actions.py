@@ -319,7 +319,7 @@ class Block(OverrideAction):
         """Return the rules that a block of all rules leaves alone, because another override is about each."""
         if self.rule != ALL_RULES:
             return []
-        rows = QuotaOverride.objects.using(write_database()).active().filter(subject=self.subject)
+        rows = QuotaOverride.objects.active().using(write_database()).filter(subject=self.subject)
         return sorted(rows.exclude(rule=ALL_RULES).exclude(mode=self.mode).values_list("rule", flat=True))
 
 
