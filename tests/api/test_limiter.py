@@ -60,11 +60,13 @@ def ask(request: pytest.FixtureRequest, redis_cache: Any) -> Callable[..., Any]:
     return asked
 
 
+@pytest.mark.usefixtures("at_one_time")
 @both_ways
 def test_a_limit_is_admitted_by_redis(ask: Callable[..., Any], is_async: bool) -> None:
     assert bools([ask(check, acheck, is_async) for _ in range(4)]) == [True, True, True, False]
 
 
+@pytest.mark.usefixtures("at_one_time")
 @both_ways
 def test_a_peek_says_what_is_left(ask: Callable[..., Any], is_async: bool) -> None:
     assert ask(peek, apeek, is_async).remaining == 3
@@ -72,6 +74,7 @@ def test_a_peek_says_what_is_left(ask: Callable[..., Any], is_async: bool) -> No
     assert ask(peek, apeek, is_async, 3).allowed is False
 
 
+@pytest.mark.usefixtures("at_one_time")
 @both_ways
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @REDIS
