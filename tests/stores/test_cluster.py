@@ -233,7 +233,9 @@ def test_whatever_else_counts_finds_its_server(
 
 
 @pytest.mark.parametrize("replaces", [False, True], ids=["empty", "replaced"])
-def test_counts_of_all_servers_go_to_a_database_and_back(cluster: Cluster, database: Any, replaces: bool) -> None:
+def test_counts_of_all_servers_go_to_a_database_and_back(
+    cluster: Cluster, database: Any, replaces: bool, settings: Any
+) -> None:
     for number, subject in enumerate(SUBJECTS):
         counter("views").incr(subject, number)
     call_command("quota_copy", "--from", "redis", "--to", "database", stdout=StringIO())
@@ -243,9 +245,11 @@ def test_counts_of_all_servers_go_to_a_database_and_back(cluster: Cluster, datab
     else:
         cluster.flush()
 
+    settings.QUOTA = {**settings.QUOTA, "STORE": "database"}
     more = ["--replace"] if replaces else []
     call_command("quota_copy", "--from", "database", "--to", "redis", *more, stdout=StringIO())
 
+    settings.QUOTA = {**settings.QUOTA, "STORE": "redis"}
     assert [counter("views").get(subject) for subject in SUBJECTS] == list(range(len(SUBJECTS)))
 
 
