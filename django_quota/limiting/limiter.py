@@ -7,8 +7,7 @@ process remembers (`refusals`), and what decides while the store does not answer
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from operator import attrgetter
 from time import perf_counter_ns
@@ -64,17 +63,6 @@ class CountingStore:
         """The store for features that raise `StoreUnavailable`."""
         self.cleaning = None if store.database is None else Cleaning(store.database)
         """Deletes expired rows; None if the store forgets by itself."""
-        self.has_failed = False
-        """Whether a long job was ended by this store."""
-
-    @contextmanager
-    def long_job(self) -> Iterator[None]:
-        """Note for the error of a command if this store ends a job."""
-        try:
-            yield
-        except StoreUnavailable:
-            self.has_failed = True
-            raise
 
     @property
     def prefix(self) -> str:
@@ -344,12 +332,12 @@ class Limiter:
         self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
         """Return the flow that asks the store; it also returns what this process has taken ahead."""
-        is_mixed = Rule.any_in_database and self._open_database is not None and any(map(_in_database, hits))
+        needs_database = Rule.any_in_database and self._open_database is not None and any(map(_in_database, hits))
         if not (CompiledRule.any_prefetches and takes_ahead(hits)):
-            if is_mixed:
+            if needs_database:
                 return self._ask_both_flow(hits, resolved, mode, scope, frozen)
             return self._ask_flow(hits, resolved, mode, scope, frozen, self.first)
-        asking = self._ask_both_flow if is_mixed else partial(self._ask_flow, asked=self.first)
+        asking = self._ask_both_flow if needs_database else partial(self._ask_flow, asked=self.first)
         ask = partial(asking, resolved=resolved, mode=mode, scope=scope, frozen=frozen)
         return self.prefetch.around_flow(resolved, hits, mode, overrides.table, ask)
 
