@@ -24,7 +24,7 @@ from django_quota.engine.codec import (
 from django_quota.engine.hits import Hit
 from django_quota.engine.receipts import Receipt, Taken
 from django_quota.engine.resolving import Resolved
-from django_quota.engine.scatter import HitsOfSlot, gathered
+from django_quota.engine.scatter import PartOfHits, gathered
 
 _group_of = attrgetter("group")
 
@@ -190,5 +190,5 @@ def joined(resolved: Resolved, hits: Sequence[Hit], answers: Sequence[Answer]) -
     order = {hit.place: number for number, hit in enumerate(hits)}
     kept = sorted((hit for answer in replied for hit in answer.hits), key=lambda hit: order[hit.place])
     places = {hit.place: number for number, hit in enumerate(kept)}
-    parts = [HitsOfSlot(answer.hits, [places[hit.place] for hit in answer.hits]) for answer in replied]
+    parts = [PartOfHits(answer.hits, [places[hit.place] for hit in answer.hits]) for answer in replied]
     return Answer(resolved, decision, kept, reply=gathered(parts, [answer.decoded() for answer in replied]))

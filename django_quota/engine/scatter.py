@@ -66,8 +66,8 @@ def by_slot(keys: Iterable[str], slot_of: SlotOf) -> list[list[int]]:
     return list(places.values())
 
 
-class HitsOfSlot(NamedTuple):
-    """The hits of an operation whose keys are in one slot."""
+class PartOfHits(NamedTuple):
+    """The hits of an operation that one slot of a Cluster, or one store, decides."""
 
     hits: Sequence[Hit]
     places: Sequence[int]
@@ -87,12 +87,12 @@ def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
     slots = by_slot((hit.status_key for hit in hits), slot_of)
     if len(slots) > 1:  # nothing is taken ahead of several slots: a later one may refuse
         hits = [hit if hit.ahead is None else hit._replace(ahead=hit.ahead._replace(wish=0)) for hit in hits]
-    parts = [HitsOfSlot([hits[place] for place in places], places) for places in slots]
+    parts = [PartOfHits([hits[place] for place in places], places) for places in slots]
     replies = yield from _decide_in_turn(parts, operation.mode, emits=operation.emits)
     return gathered(parts, replies).encode()
 
 
-def _decide_in_turn(parts: Sequence[HitsOfSlot], mode: Mode, *, emits: bool) -> Scatter:
+def _decide_in_turn(parts: Sequence[PartOfHits], mode: Mode, *, emits: bool) -> Scatter:
     """Decide the parts one after the other. The result is their replies, as if one script had decided them."""
     replies: list[Reply] = []
     try:
@@ -117,7 +117,7 @@ def _decide_in_turn(parts: Sequence[HitsOfSlot], mode: Mode, *, emits: bool) -> 
     return replies
 
 
-def _undo(part: HitsOfSlot, reply: Reply) -> Scatter:
+def _undo(part: PartOfHits, reply: Reply) -> Scatter:
     """Give back what a part took, because the request is refused after all. The result is its reply after that.
 
     A limit that counts refused hits keeps the hit. A failure is logged, so that the other parts are undone, too.
@@ -144,7 +144,7 @@ def _undo(part: HitsOfSlot, reply: Reply) -> Scatter:
     return Reply(reply.now, REFUSED, verdicts, flags)
 
 
-def _look_at(part: HitsOfSlot, now: int) -> Scatter:
+def _look_at(part: PartOfHits, now: int) -> Scatter:
     """Peek at a part of a refused operation. If the store does not answer, the reply says that nothing is left."""
     try:
         reply = yield from part.decide("peek", emits=False)
@@ -156,21 +156,21 @@ def _look_at(part: HitsOfSlot, now: int) -> Scatter:
     return Reply(now, REFUSED, [[unknown] * len(hit.limits) for hit in part.hits])
 
 
-def gathered(parts: Sequence[HitsOfSlot], replies: Sequence[Reply]) -> Reply:
+def gathered(parts: Sequence[PartOfHits], replies: Sequence[Reply]) -> Reply:
     """Return the reply of the operation that these parts make up."""
     now = replies[0].now
     for reply in replies:
         if reply.verdict == RETRY_WITH:
             return reply
-    gathered = Reply(now, ALLOWED if all(reply.verdict == ALLOWED for reply in replies) else REFUSED)
+    whole = Reply(now, ALLOWED if all(reply.verdict == ALLOWED for reply in replies) else REFUSED)
     verdicts: dict[int, list[Verdict]] = {}
     for part, reply in zip(parts, replies, strict=True):
         verdicts.update(zip(part.places, reply.hits, strict=True))
-        gathered.flags += [flagged._replace(hit=part.places[flagged.hit]) for flagged in reply.flags]
+        whole.flags += [flagged._replace(hit=part.places[flagged.hit]) for flagged in reply.flags]
         if reply.now != now:
-            gathered.flags += [Flagged(place, Flag.DECIDED_AT, reply.now) for place in part.places]
-    gathered.hits = [verdicts[place] for place in sorted(verdicts)]
-    return gathered
+            whole.flags += [Flagged(place, Flag.DECIDED_AT, reply.now) for place in part.places]
+    whole.hits = [verdicts[place] for place in sorted(verdicts)]
+    return whole
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -194,12 +194,8 @@ def _sweep(operation: Sweep, slot_of: SlotOf) -> Scatter:
     """Sweep each slot by itself. `most` holds for each slot, so no call is slower than one without a Cluster."""
     slots = by_slot(operation.keys, slot_of)
     replies = yield [operation.only(places) for places in slots]
-    found = {
-        place: reply[4 * at : 4 * at + 4]
-        for places, reply in zip(slots, replies, strict=True)
-        for at, place in enumerate(places)
-    }
-    return [word for place in sorted(found) for word in found[place]]
+    of_keys = [[reply[first : first + 4] for first in range(0, len(reply), 4)] for reply in replies]
+    return [word for words in _in_order(slots, of_keys) for word in words]
 
 
 @scatter.register(ReadStates)
@@ -208,6 +204,11 @@ def _copy_states(operation: ReadStates | WriteStates, slot_of: SlotOf) -> Scatte
     """Read or write the keys of each slot by themselves."""
     slots = by_slot(operation.keys, slot_of)
     replies = yield [operation.only(places) for places in slots]
+    return _in_order(slots, replies)
+
+
+def _in_order(slots: Sequence[Sequence[int]], replies: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return what the replies of the slots say of each key, in the order of the keys. `slots`: see `by_slot`."""
     found = {
         place: each
         for places, reply in zip(slots, replies, strict=True)
