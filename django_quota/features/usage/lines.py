@@ -80,9 +80,9 @@ async def ausage_lines(
             yield line
 
 
-def count_lines(since: date, until: date, by: LinesBy, rule: str | None) -> int:
-    """Return how many lines there are now."""
-    return _rows(since, until, by, rule).count()
+def count_lines(since: date, until: date, rule: str | None) -> int:
+    """Return how many lines of months there are now."""
+    return _rows(since, until, "month", rule).count()
 
 
 def _moved_lines(since: date, until: date, by: LinesBy, rule: str | None) -> Iterator[UsageLine]:
@@ -124,7 +124,7 @@ def move_waiting(until: date, by: LinesBy = "month") -> None:
                 pass
 
 
-def _rows(since: date, until: date, by: LinesBy, rule: str | None) -> QuerySet[DailyCounter, Any]:
+def _rows(since: date, until: date, by: Literal["day", "month"], rule: str | None) -> QuerySet[DailyCounter, Any]:
     from django_quota.models import DailyCounter  # noqa: PLC0415 — this module is imported before there are models
 
     rows = DailyCounter.objects.using(router.db_for_write(DailyCounter)).filter(day__gte=since, day__lt=until)

@@ -46,7 +46,7 @@ class Command(QuotaCommand):
         self.note_rules(filter(None, rules))
         by = options["by"]
         move_waiting(until, by)
-        expected = sum(count_lines(since, until, by, rule) for rule in rules) if by == "month" else 0
+        expected = sum(count_lines(since, until, rule) for rule in rules) if by == "month" else 0
         total = units = 0
         # Between lines on a terminal, a bar would be in the way.
         with progress(StringIO() if self.stdout.isatty() else self.stderr, "Printing", expected or None) as advance:
