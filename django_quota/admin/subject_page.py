@@ -229,7 +229,7 @@ def build_page(subject: str, other_names: Collection[str] = (), related: Collect
                 rows,
                 snapshot.bans,
                 snapshot.leases,
-                snapshot.credits,
+                snapshot.counters,
                 snapshot.days,
                 longer,
                 others,

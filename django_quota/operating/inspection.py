@@ -30,7 +30,7 @@ from django_quota.engine.resolving import hits_of
 from django_quota.error_texts import error_in_words, text_in_words
 from django_quota.features.bans.lists import bans_in_force
 from django_quota.features.counters import calls
-from django_quota.features.counters.standings import CreditStatus, credits_of
+from django_quota.features.counters.standings import CounterStatus, counters_of
 from django_quota.features.events.stream import EVENTS_A_PAGE, Event, newest_events
 from django_quota.features.subject_contents import (
     BanStatus,
@@ -157,8 +157,8 @@ class SubjectSnapshot:
     """The overrides that concern the subject."""
     bans: list[BanStatus] = field(default_factory=list)
     leases: list[HeldStatus] = field(default_factory=list)
-    credits: list[CreditStatus] = field(default_factory=list)
-    """What it has left of credits that expire."""
+    counters: list[CounterStatus] = field(default_factory=list)
+    """What counters hold for it."""
     days: dict[date, dict[str, Count]] = field(default_factory=dict)
     """Checks of the last days by day and rule."""
     tiers: dict[str, str] = field(default_factory=dict)
@@ -223,7 +223,7 @@ def load_snapshot(
     if names is not None:
         snapshot.bans = [ban for ban in snapshot.bans if ban.rule in rules]
     snapshot.leases, snapshot.days = contents.leases, days
-    snapshot.credits = [] if names is not None else credits_of(subject, counters, decided)
+    snapshot.counters = [] if names is not None else counters_of(subject, counters, decided)
     _read_limits(snapshot, rules)
     snapshot.counted = [name for name in snapshot.unread if name in counted]
     counted |= {limit.rule for limit in snapshot.limits if limit.used}

@@ -12,7 +12,7 @@ from django_quota.stores.base import all_well
 
 
 @dataclass(frozen=True, slots=True)
-class CreditStatus:
+class CounterStatus:
     """What a counter holds for a subject, with what is left of grants that expire."""
 
     counter: str
@@ -22,7 +22,7 @@ class CreditStatus:
     """The first to expire first."""
 
 
-def credits_of(subject: str, names: Iterable[str] = (), decided: Collection[str] = ()) -> list[CreditStatus]:
+def counters_of(subject: str, names: Iterable[str] = (), decided: Collection[str] = ()) -> list[CounterStatus]:
     """Return what the counters of this process, and others of these names, hold for a subject, unless it is nothing.
 
     `decided`: those that requests have asked for units; they are returned also if they hold nothing.
@@ -42,5 +42,5 @@ def credits_of(subject: str, names: Iterable[str] = (), decided: Collection[str]
                 continue
             total, grants = calls.left_in(*reply), tuple(calls.read_grants(reply))
             if total or grants or of.name in decided:
-                found.append(CreditStatus(of.name, total, grants))
+                found.append(CounterStatus(of.name, total, grants))
     return sorted(found, key=lambda each: each.counter)

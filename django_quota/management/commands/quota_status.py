@@ -147,7 +147,7 @@ def snapshot_as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
                 "total": each.total,
                 "grants": [asdict(grant) | {"expires": grant.expires.isoformat()} for grant in each.grants],
             }
-            for each in snapshot.credits
+            for each in snapshot.counters
         ],
         "days": {
             str(day): {rule: count._asdict() for rule, count in rules.items()} for day, rules in snapshot.days.items()
@@ -233,13 +233,13 @@ def _is_used(snapshot: SubjectSnapshot) -> bool:
     """Return whether anything is known of the subject itself."""
     has_used_limits = any(limit.used or limit.why for limit in snapshot.limits)
     own = [override for override in snapshot.overrides if override.subject == snapshot.subject]
-    return has_used_limits or any((snapshot.counted, own, snapshot.leases, snapshot.credits, snapshot.days))
+    return has_used_limits or any((snapshot.counted, own, snapshot.leases, snapshot.counters, snapshot.days))
 
 
-def _credit_lines(snapshot: SubjectSnapshot) -> Iterator[str]:
-    for credit in snapshot.credits:
-        yield f"  counter   {credit.counter}: {credit.total:,}" + (" left" if credit.grants else "")
-        for grant in credit.grants:
+def _counter_lines(snapshot: SubjectSnapshot) -> Iterator[str]:
+    for held in snapshot.counters:
+        yield f"  counter   {held.counter}: {held.total:,}" + (" left" if held.grants else "")
+        for grant in held.grants:
             until = second_of(microseconds_of(grant.expires))
             yield f"            {grant.left:,} of {grant.granted:,} until {until}, {grant.id or 'of an unknown grant'}"
 
@@ -254,7 +254,7 @@ def _lines(found: Reading, *, with_unused: bool) -> Iterator[str]:
     for held in snapshot.leases:
         first = f"the first is free in {in_words(held.ends_in[0] * SECOND)}, from {held.source}"
         yield f"  in use    {held.name}: {quantity(held.number, 'slot')}; {first}"
-    yield from _credit_lines(snapshot)
+    yield from _counter_lines(snapshot)
     for event in found.refused:
         until = f", until {second_of(event.until)}" if event.until else ""
         rule = event.rule or "a rule with a very long name"
