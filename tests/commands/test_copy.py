@@ -425,25 +425,22 @@ def test_quiet_it_says_nothing(use: Callable[[str], None]) -> None:
     assert copy("--verbosity", "0") == ""
 
 
-def test_replace_deletes_nothing_if_the_old_store_is_empty(use: Callable[[str], None]) -> None:
+@pytest.mark.parametrize(
+    ("in_use", "error"),
+    [
+        pytest.param("database", "Nothing is counted in the old store, so nothing was deleted.", id="an empty source"),
+        pytest.param("redis", "STORE is 'redis', so --replace would delete what your site counts.", id="in use"),
+    ],
+)
+def test_replace_does_not_delete_what_nothing_replaces(in_use: str, error: str, use: Callable[[str], None]) -> None:
     use("redis")
     check("5/m", USER)
-    use("database")
+    use(in_use)
 
-    error = error_of("quota_copy", "--from", "database", "--to", "redis", "--replace")
+    said = error_of("quota_copy", "--from", "database", "--to", "redis", "--replace")
 
     use("redis")
-    assert error.startswith("Nothing is counted in the old store, so nothing was deleted.")
-    assert peek("5/m", USER).remaining == 4
-
-
-def test_replace_does_not_delete_what_the_site_counts(use: Callable[[str], None]) -> None:
-    use("redis")
-    check("5/m", USER)
-
-    error = error_of("quota_copy", "--from", "database", "--to", "redis", "--replace")
-
-    assert error.startswith("STORE is 'redis', so --replace would delete what your site counts.")
+    assert said.startswith(error)
     assert peek("5/m", USER).remaining == 4
 
 
