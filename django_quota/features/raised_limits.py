@@ -52,8 +52,8 @@ def raise_limit(
     others. If the subject's day of `starts=` has changed, what was used may count for longer than the period of the
     new day: then it is the end of what was used, as far as the store answers.
 
-    `reason`, `by`: why, in at most 500 characters, and who: a user, or the name of a program. The override
-    shows those of the last call; what a user did is also in the admin's log.
+    `reason`, `by`: why, in at most 500 characters, and who: a user, or the name of a program. The override shows those
+    of the last call that gave them. What a user did is also in the admin's log.
 
     At `until` the override ends, and what applied before applies again. If the subject already has an override under
     this rule that ends later, or never, so does the raised rate: the result says when.
@@ -96,7 +96,7 @@ def _save(rule: Rule, subject: str, units: int, until: datetime | Duration | Non
     def values(row: QuotaOverride | None) -> dict[str, Any]:
         own = None if row is None else override_rows.override_of(row)
         raised, ends = _raised_override(rule, subject, own, units, until)
-        said = {name: said for name, said in (("reason", author.reason), ("created_by", author.name)) if said}
+        said = {name: words for name, words in (("reason", author.reason), ("created_by", author.name)) if words}
         return {**raised, **said, "expires": override_rows.moment_of_row(ends) if ends else None}
 
     overrides.refresh()

@@ -23,23 +23,21 @@ if apps.is_installed("django.contrib.admin"):  # Django imports the tags of ever
     from django_quota.admin import wording
 
     for name in (
-        *(
-            "algorithm",
-            "ban",
-            "event",
-            "flood",
-            "kind",
-            "next",
-            "reason",
-            "second",
-            "sender",
-            "span",
-            "subject",
-            "time_left",
-            "why",
-        ),
+        "algorithm",
+        "ban",
+        "event",
+        "flood",
+        "kind",
+        "next",
+        "raise",
+        "reason",
+        "second",
+        "sender",
+        "span",
+        "subject",
+        "time_left",
+        "why",
     ):
         register.filter(f"quota_{name}_in_words", getattr(wording, f"{name}_in_words"))
-    register.filter("quota_raise_in_words", wording.raise_in_words)
     register.filter("quota_breakable", wording.breakable)
     register.filter("quota_local_moment", wording.local_moment)

@@ -6,7 +6,8 @@
 --        "banned", "near"; or "lifted", which takes a ban off the index, or "listed", which puts one there, without an
 --        event), the rule's name in fields, the subject as keys have it, until when, the number of the ban in its
 --        series, the limit's capacity, what is left of it, the share of `warn_at` that it has reached, the cost of the
---        hit, of its request the user, the method and the path, and the reason of a ban that somebody set
+--        hit, of its request the user, the method and the path, and the reason of a ban that somebody set, or why
+--        a hit was refused though no limit was used up
 -- reply  the number of events
 local events_key, bans_key = KEYS[1], KEYS[2]
 local length, span = ARGV[3], tonumber(ARGV[4])

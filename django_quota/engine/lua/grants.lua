@@ -1,5 +1,5 @@
--- grants: units of a counter that expire. Spending uses first what expires first. Part of book: it
--- returns its functions.
+-- grants: units of a counter that expire. Spending uses first what expires first. It is included where make_grants of
+-- book is defined.
 --
 -- KEYS   book.total_key: the total of a counter, with these units; book.grants_key: a sorted set of
 --        "<left>:<granted>:<expires>:<id>", scored by when the grant expires, which no other grant of the counter does in

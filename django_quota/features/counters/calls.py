@@ -90,7 +90,9 @@ MAX_MADE = 200
 """How many counters the pages of a subject look at."""
 
 made: dict[tuple[str, str | None, str | None], Counter] = {}
-"""The first counters that this process has made, by name, group and store. Modules make theirs before calls do."""
+"""The first counters that this process has made, by name, group and store.
+
+Those at the top of modules are among them, since they are made before any call."""
 
 
 class Counter(CounterEntry):

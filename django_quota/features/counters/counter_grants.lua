@@ -2,7 +2,8 @@
 --
 -- KEYS   [1] the total; [2] the units of it that expire
 -- ARGV   [1] now
--- reply  {DONE, what was counted, how many units of it have expired: as for counter_get; then each grant of which something is left, as a member of [2]; the first to expire first}
+-- reply  {DONE, what was counted, how many units of it have expired: as for counter_get; then each grant of which
+--        something is left, as a member of [2]; the first to expire first}
 local book, problem, value = read_book(1, 2)
 if problem then return problem end
 local reply = { DONE, value or '0', book.lapsed }
