@@ -314,6 +314,8 @@ def interrupted_at(step: int) -> Iterator[None]:
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 reports opcodes at all only if a frame asked for them before tracing began.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         yield
