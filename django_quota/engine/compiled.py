@@ -15,11 +15,10 @@ from django_quota.core.algorithms.stock import StockLimit
 from django_quota.core.keys import ahead_part, grants_key, grants_part, leased_part, state_part
 from django_quota.core.keys import field as field_of
 from django_quota.core.rules import Rule, name_conflict
-from django_quota.core.takes import Asked, Take
-from django_quota.engine.operations import States
+from django_quota.engine.asks import Asked, Take
+from django_quota.engine.counter_totals import put_total, read_total
+from django_quota.engine.operations import States, key_parts, packed
 from django_quota.engine.system_operations import FIELD_ENDS, SPENT_END
-from django_quota.engine.totals import put_total, read_total
-from django_quota.engine.words import key_parts, packed
 
 
 class CompiledLimit(NamedTuple):
@@ -115,7 +114,7 @@ class CompiledRule:
         self._packed_arguments: dict[tuple[int, bool], tuple[int, bytes]] = {}
 
     def key_parts(self, length: int) -> list[bytes]:
-        """Return what is around the beginning of its keys, which is `length` bytes long; see `words.key_parts`."""
+        """Return what is around the beginning of its keys, which is `length` bytes long; see `operations.key_parts`."""
         try:
             return self._key_parts[length]
         except KeyError:

@@ -30,6 +30,7 @@ from django_quota.engine.codec import (
     encode_mode,
 )
 from django_quota.engine.compiled import CompiledLimit
+from django_quota.engine.counter_totals import end_lease, give_back_ended, lease_member, take_for_lease
 from django_quota.engine.events import (
     change_counts,
     count_day,
@@ -40,9 +41,7 @@ from django_quota.engine.events import (
     shut_out,
 )
 from django_quota.engine.hits import Hit, HitContext
-from django_quota.engine.leased_units import end_lease, give_back_ended, lease_member, take_for_lease
-from django_quota.engine.operations import Operation, Script, States, lua_source
-from django_quota.engine.words import packed
+from django_quota.engine.operations import Operation, Script, States, lua_source, packed
 
 MODULES: dict[str, tuple[str, ...]] = {
     "ahead": ("ahead",),

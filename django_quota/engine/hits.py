@@ -8,11 +8,10 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from django_quota.core.algorithms import Verdict
-from django_quota.core.days import day_of
-from django_quota.core.takes import Asked
-from django_quota.engine.asks import Place
+from django_quota.core.algorithms.calendar import day_of
+from django_quota.engine.asks import Asked, Place
 from django_quota.engine.compiled import CompiledLimit, CompiledRule
-from django_quota.engine.words import packed
+from django_quota.engine.operations import packed
 
 
 class DayKey(NamedTuple):

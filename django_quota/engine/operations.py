@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from django_quota.core.clock import SECOND
-from django_quota.engine.words import packed
 
 
 class Script:
@@ -234,3 +233,40 @@ class RedisOperation(Operation):
 def text(value: str | bytes) -> str:
     """Return a string in a reply, which may be bytes. Bytes of another program that are not UTF-8 are escaped."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
+# --- a command, as it goes over the wire ------------------------------------------------------------------------------
+#
+# That is an array of words, each with its length before it. Source: the Redis serialization protocol, version 2. A
+# decision's command is joined from bytes that a compiled rule already holds, so most words are encoded once for a rule,
+# not once for a hit.
+
+
+Word = str | int
+
+
+def packed(words: Iterable[Word]) -> bytes:
+    """Return words, encoded as a part of a command."""
+    return b"".join([_packed(str(word).encode()) for word in words])
+
+
+def _packed(word: bytes) -> bytes:
+    return b"$%d\r\n%s\r\n" % (len(word), word)
+
+
+def command(words: Sequence[Word]) -> bytes:
+    """Return a whole command, encoded."""
+    return b"*%d\r\n%s" % (len(words), packed(words))
+
+
+def key_parts(length: int, ends: Iterable[str]) -> list[bytes]:
+    """Return the parts around a beginning that keys share: `beginning.join(parts)` is the keys, encoded as words.
+
+    `length`: of the beginning, in bytes. `ends`: what follows it in each key.
+    """
+    parts, last = [], b""
+    for end in ends:
+        encoded = end.encode()
+        parts.append(b"%s$%d\r\n" % (last, length + len(encoded)))
+        last = encoded + b"\r\n"
+    return [*parts, last]

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from django_quota.core.clock import DAY
 from django_quota.core.overrides import OverrideTable
-from django_quota.core.takes import Asked
-from django_quota.engine.asks import Ask, Place
+from django_quota.engine.asks import Ask, Asked, Place
 from django_quota.engine.codec import Adjust, Adjustment, Portion, SettledMark
 from django_quota.engine.compiled import CompiledLimit
 from django_quota.engine.hits import Hit

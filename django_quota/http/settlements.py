@@ -19,8 +19,7 @@ from django_quota.core.decisions import NOTHING_LIMITS, Decision, updated
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow
 from django_quota.core.rates import MAX_COUNT
-from django_quota.core.takes import Asked
-from django_quota.engine.asks import Ask
+from django_quota.engine.asks import Ask, Asked
 from django_quota.engine.receipts import Receipt
 from django_quota.features.request_end import at_stream_end
 from django_quota.features.reservations.calls import Reservation

@@ -18,9 +18,8 @@ from django_quota.core.errors import RateError, RuleError
 from django_quota.core.flow import Flow, run_async, run_sync, sleep
 from django_quota.core.rates import Duration, parse_duration, validate_cost
 from django_quota.core.rules import OF_REQUESTS, CallOptions, Rule, default_tier_of
-from django_quota.core.takes import CounterEntry, Take
 from django_quota.engine.answers import Answer
-from django_quota.engine.asks import Ask, Place
+from django_quota.engine.asks import Ask, CounterEntry, Place, Take
 from django_quota.engine.compiled import CompiledRule
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.resolving import AskMode

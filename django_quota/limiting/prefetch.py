@@ -30,9 +30,8 @@ from django_quota.core.decisions import Decision, Outcome, Outcomes
 from django_quota.core.flow import Flow
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.overrides import Override, OverrideTable
-from django_quota.core.takes import Asked
 from django_quota.engine.answers import Answer
-from django_quota.engine.asks import Ask
+from django_quota.engine.asks import Ask, Asked
 from django_quota.engine.codec import Flag
 from django_quota.engine.hits import NOTHING_AHEAD, Ahead, Hit
 from django_quota.engine.receipts import Settlement

@@ -24,9 +24,8 @@ from django_quota.core.clock import SECOND, steady_now
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape
-from django_quota.core.takes import Asked, Take
 from django_quota.engine.answers import Answer
-from django_quota.engine.asks import Ask
+from django_quota.engine.asks import Ask, Asked, Take
 from django_quota.engine.events import EventRecord
 from django_quota.engine.hits import Hit
 from django_quota.engine.resolving import Resolved

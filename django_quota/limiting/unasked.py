@@ -23,18 +23,16 @@ from django.http import HttpRequest
 
 from django_quota.conf import current, time_zone
 from django_quota.core import clock
+from django_quota.core.algorithms.calendar import day_of
 from django_quota.core.clock import SECOND, frozen_now
-from django_quota.core.days import day_of
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, key_of, subject_base
-from django_quota.core.takes import Asked
 from django_quota.engine.answers import Answer
-from django_quota.engine.asks import Ask, counts_day
+from django_quota.engine.asks import Ask, Asked, counts_day
 from django_quota.engine.compiled import CompiledRule, compiled
-from django_quota.engine.events import AppendEvents, EventRecord, EventSource
+from django_quota.engine.events import AppendEvents, EventRecord, EventSource, RecordHits
 from django_quota.engine.hits import Hit
 from django_quota.engine.receipts import Settlement
-from django_quota.engine.record_hits import RecordHits
 from django_quota.engine.resolving import Resolved, event_log_of
 from django_quota.limiting.flusher import flusher
 from django_quota.signals import Announcement, refused

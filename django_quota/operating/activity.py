@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from django_quota.conf import current
 from django_quota.core import clock
+from django_quota.core.algorithms.calendar import day_of
 from django_quota.core.clock import frozen_now
-from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import named, part_base, system_key
 from django_quota.engine.operations import text

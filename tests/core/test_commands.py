@@ -10,7 +10,7 @@ from django_quota import Rule, counter
 from django_quota.engine import compiled as compiling
 from django_quota.engine.asks import Ask
 from django_quota.engine.compiled import CompiledRule, compiled
-from django_quota.engine.words import command, packed
+from django_quota.engine.operations import command, packed
 from tests.support.inputs import inputs
 from tests.support.questions import START, Question
 from tests.support.random_plans import COSTS, RULES, VALUES

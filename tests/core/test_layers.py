@@ -16,7 +16,7 @@ import django_quota
 from django_quota import Rule
 from django_quota.admin.wording import ALGORITHM_NAMES
 from django_quota.core.algorithms import REGISTRY
-from django_quota.core.takes import Take
+from django_quota.engine.asks import Take
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import lua_source
 from tests.support.steps import SECOND, hits_of

@@ -16,16 +16,14 @@ from django_quota.core.algorithms.sliding_window import WRAP, WindowEntry
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64, Credit, Total
 from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 from django_quota.core.keys import field, status_key
-from django_quota.core.takes import Asked
 from django_quota.engine import system_operations as site
-from django_quota.engine.asks import Ask, Place
+from django_quota.engine.asks import Ask, Asked, Place
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
 from django_quota.engine.decide import Decide
-from django_quota.engine.events import NO_LOG
+from django_quota.engine.events import NO_LOG, RecordHits
 from django_quota.engine.hits import Ahead
 from django_quota.engine.operations import Operation, text
 from django_quota.engine.receipts import Receipt
-from django_quota.engine.record_hits import RecordHits
 from django_quota.features.bans import operations as bans
 from django_quota.features.counters import operations as counters
 from django_quota.features.once import Once

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from django_quota import Rule, counter
-from django_quota.core.takes import Asked
-from django_quota.engine.asks import Ask
+from django_quota.engine.asks import Ask, Asked
 from django_quota.engine.codec import PER_LIMIT
 from tests.support.questions import Question
 from tests.support.steps import SECOND

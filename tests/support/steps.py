@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django_quota import Rule
-from django_quota.core.takes import Asked
-from django_quota.engine.asks import Ask
+from django_quota.engine.asks import Ask, Asked
 from django_quota.engine.codec import PER_LIMIT, Mode, Reply
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit

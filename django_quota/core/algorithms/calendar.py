@@ -3,7 +3,7 @@
 A period is a day from midnight to midnight (23, 24 or 25 hours), an ISO week, a month, a year, or a clock-aligned
 part of an hour or a day (`10/15m`, `100/6h`). The store knows no time zones, so the caller sends the edges of the
 current and of the next period. If the clock of the store is in neither, the reply says so, and the caller sends the
-edges for that time.
+edges for that time. Daily counts have days of the same calendar.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from calendar import monthrange
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from functools import lru_cache
+from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from django_quota.core.algorithms.base import Options, Parameters
@@ -208,3 +209,41 @@ def _index_from(starts: date, unit: str, multiple: int, local: datetime) -> tupl
 
 def _midnight(days: int) -> datetime:
     return datetime.combine(_EPOCH + timedelta(days=days), datetime.min.time())
+
+
+# --- days -------------------------------------------------------------------------------------------------------------
+#
+# The clock of the store decides the day. A caller sends the day of its own clock with its begin and end. If the store's
+# time is outside that day, the store says so, and the caller asks again with the right day.
+
+
+class Day(NamedTuple):
+    """A day in a time zone: `begins <= now < ends`, in microseconds."""
+
+    date: date
+    begins: int
+    ends: int
+    name: str
+    """Its date, as in keys: `"2026-11-21"`."""
+
+    @property
+    def month(self) -> str:
+        """Its month, as in keys: `"2026-11"`."""
+        return f"{self.date:%Y-%m}"
+
+
+_last: tuple[str, Day] = ("", Day(date.min, 0, 0, ""))
+
+
+def day_of(now: int, zone: str) -> Day:
+    """Return the day in a time zone (`"Europe/Berlin"`) that a time in microseconds belongs to."""
+    global _last  # noqa: PLW0603 — the next call nearly always asks for the same day
+    known, (_, begins, ends, _) = _last
+    if known == zone and begins <= now < ends:
+        return _last[1]
+    begins, ends, _ = edges("day", 1, zone, now)
+    # If the clock jumps over midnight, the day begins with the jump, so take the date from its middle.
+    found = datetime.fromtimestamp((begins + ends) // 2 // SECOND, ZoneInfo(zone)).date()
+    day = Day(found, begins, ends, found.isoformat())
+    _last = (zone, day)
+    return day

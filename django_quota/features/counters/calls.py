@@ -15,16 +15,16 @@ from functools import partial
 from typing import Any, get_args
 
 from django_quota.conf import current
+from django_quota.core.algorithms.calendar import Day, day_of
 from django_quota.core.algorithms.stock import MAX_GRANTS, MAX_INT64, MIN_INT64, Credit
 from django_quota.core.clock import MAX_GUESSES, SECOND, moment_of, now
-from django_quota.core.days import Day, day_of
 from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable, Translatable
 from django_quota.core.flow import Flow, run_async
 from django_quota.core.keys import field, group_base, is_digest, key_of, named, subject_base
 from django_quota.core.rates import MAX_COUNT, MAX_PERIOD, Duration, parse_duration
 from django_quota.core.rule_options import STORE_HINT, STORE_PROBLEM, RuleStore
 from django_quota.core.rules import Rule
-from django_quota.core.takes import CounterEntry, Take
+from django_quota.engine.asks import CounterEntry, Take
 from django_quota.engine.operations import text
 from django_quota.features.counters import operations
 from django_quota.limiting.api import AnySubject, run_call

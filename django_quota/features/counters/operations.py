@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64, Drawn, Total
+from django_quota.engine.counter_totals import put_total
 from django_quota.engine.operations import Operation, Script, States, script
 from django_quota.engine.scatter import Scatter, SlotOf, scatter
-from django_quota.engine.totals import put_total
 
 ValueT = TypeVar("ValueT")
 

@@ -24,9 +24,8 @@ from django_quota.core.errors import RuleError, did_you_mean
 from django_quota.core.flow import Flow, run_async, run_sync, run_to_the_end, to_the_end
 from django_quota.core.rates import Duration, validate_cost
 from django_quota.core.rules import CallOptions, Rule
-from django_quota.core.takes import Asked, CounterEntry, Take
 from django_quota.engine.answers import Answer
-from django_quota.engine.asks import Ask, Place
+from django_quota.engine.asks import Ask, Asked, CounterEntry, Place, Take
 from django_quota.engine.receipts import Receipt, Settlement, Taken
 from django_quota.features.request_end import StreamT, at_stream_end
 from django_quota.features.reservations.leases import lease_of, renewals_of, with_lease, with_new_lease

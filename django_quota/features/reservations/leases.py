@@ -10,9 +10,8 @@ from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.errors import RuleError
 from django_quota.core.rates import Duration, parse_duration
-from django_quota.core.takes import Asked, Take
-from django_quota.engine.asks import Ask
-from django_quota.engine.leased_units import lease_member
+from django_quota.engine.asks import Ask, Asked, Take
+from django_quota.engine.counter_totals import lease_member
 from django_quota.engine.receipts import Receipt
 from django_quota.engine.resolving import hits_of
 from django_quota.features.reservations.operations import RenewLeases

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from django_quota.core.keys import counter_key, grants_key
-from django_quota.engine.leased_units import give_back_ended
+from django_quota.engine.counter_totals import give_back_ended
 from django_quota.engine.operations import Operation, Script, States, keep, script
 
 _HERE = "features/reservations/"
@@ -15,7 +15,7 @@ _HERE = "features/reservations/"
 class RenewLeases(Operation):
     """Let leases last for `span` microseconds from now; the reply is how many of them still hold their units.
 
-    `members`: see `leased_units.lease_member`. `ttl`: how long the counter lives after a change, in microseconds.
+    `members`: see `counter_totals.lease_member`. `ttl`: how long the counter lives after a change, in microseconds.
     """
 
     script: ClassVar[Script] = script("clock", "lifetimes", _HERE + "renew_leases")

@@ -20,8 +20,8 @@ from django.db import DatabaseError, router
 from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.algorithms import Limit
+from django_quota.core.algorithms.calendar import day_of
 from django_quota.core.clock import DAY, SECOND, frozen_now
-from django_quota.core.days import day_of
 from django_quota.core.errors import RuleError, StoreUnavailable
 from django_quota.core.flow import run_sync
 from django_quota.core.keys import escape, is_digest, key_of, named, part_base, pattern, read

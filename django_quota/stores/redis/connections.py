@@ -22,7 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
 from django_quota.core.errors import StoreBusy
-from django_quota.engine.words import command as packed_command
+from django_quota.engine.operations import command as packed_command
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.errors import (
     ConnectFailedError,

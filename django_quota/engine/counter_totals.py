@@ -1,16 +1,43 @@
-"""Units of a counter that are taken for a lease: what its holder does not settle or renew goes back by itself.
-
-The specification of `engine/lua/leased_units.lua`. The total of the counter is without these units, so nothing else
-needs to know them. The next reservation with a lease gives back what has ended, and so does the sweep.
-"""
+"""What a counter holds in a store: its total, beside it the units that expire, and those that are taken for a lease."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from django_quota.core.algorithms.stock import read_drawn
+from django_quota.core.algorithms.stock import Total, read_drawn
+from django_quota.core.clock import SECOND
+from django_quota.core.errors import StoreDataError
 from django_quota.engine.operations import States, keep
-from django_quota.engine.totals import put_total, read_total
+
+OUTLIVES = SECOND
+"""How much longer than a total the units of it live that expire: without them, the total would be all that is left."""
+
+
+def read_total(states: States, total_key: str, grants_key: str, now: int) -> Total:
+    """Return a total without what has expired; 0 if there is none. Raises `StoreDataError` for unexpected data."""
+    units: Any = states.get(total_key, now)
+    kept: Any = states.get(grants_key)
+    if (units is not None and not isinstance(units, int)) or (kept is not None and not isinstance(kept, Mapping)):
+        raise StoreDataError(f"{total_key} is not a counter")
+    return Total.read(units or 0, states.expiry(total_key), kept or {}, now)
+
+
+def put_total(states: States, keys: Sequence[str], total: Total) -> None:
+    """Keep a total, and the units of it that expire, under these two keys."""
+    total_key, grants_key = keys
+    states.put(total_key, total.units, total.expiry)
+    if total.credits:
+        states.put(grants_key, {each.member: each.expires for each in total.credits}, total.expiry + OUTLIVES)
+    else:
+        states.drop(grants_key)
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+#
+# What the holder of a lease does not settle or renew goes back by itself. This is the specification of
+# `engine/lua/leased_units.lua`. The total is without these units, so nothing else needs to know them. The next
+# reservation with a lease gives back what has ended, and so does the sweep.
 
 
 def lease_member(lease: str, units: int, drawn: str) -> str:
