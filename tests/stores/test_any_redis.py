@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from django_quota import check
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.limiting.registry import get_limiter
-from django_quota.stores.redis.urls import read_server, read_url
+from django_quota.stores.redis.settings import read_server, read_url
 from django_quota.testing import RedisServer, running_redis, server_programs
 from django_quota.testing import redis_server as starting
 from tests.support.calls import RAISING_CALLS, remaining_both_ways

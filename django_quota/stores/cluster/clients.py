@@ -25,8 +25,7 @@ from redis.retry import Retry
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.async_wire import AsyncWire, Loading, async_wire
 from django_quota.stores.redis.connections import SyncPool, sync_pool
-from django_quota.stores.redis.settings import PLAIN_TIMEOUT, WhichRedis, pool_of_server, with_timeouts
-from django_quota.stores.redis.urls import Address
+from django_quota.stores.redis.settings import PLAIN_TIMEOUT, Address, WhichRedis, pool_of_server, with_timeouts
 
 _CLUSTER_OPTIONS = (
     "host", "port", "db", "startup_nodes", "parser_class", "connection_class", "queue_class",

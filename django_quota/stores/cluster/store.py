@@ -38,9 +38,8 @@ from django_quota.stores.cluster.clients import AsyncSide, ClusterSettings, Side
 from django_quota.stores.redis.async_wire import ByLoop, cancellable
 from django_quota.stores.redis.connections import RedisCommand
 from django_quota.stores.redis.errors import server_answered, translate_cluster_error, translated
-from django_quota.stores.redis.settings import WhichRedis
+from django_quota.stores.redis.settings import Address, WhichRedis
 from django_quota.stores.redis.store import RedisStore, guarded
-from django_quota.stores.redis.urls import Address
 
 SYSTEM_TAG = "{!}"
 """The hash tag that puts the keys without a subject into one slot."""

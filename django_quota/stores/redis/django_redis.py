@@ -16,8 +16,16 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 
-from django_quota.stores.redis.settings import NAME_A_REDIS, Alias, RedisProblem, cannot_serve
-from django_quota.stores.redis.urls import DEFAULT_PORT, Address, RedisOptions, read_server
+from django_quota.stores.redis.settings import (
+    DEFAULT_PORT,
+    NAME_A_REDIS,
+    Address,
+    Alias,
+    RedisOptions,
+    RedisProblem,
+    cannot_serve,
+    read_server,
+)
 
 # --- an alias ---------------------------------------------------------------------------------------------------------
 

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, cast
 from django.conf import settings
 from redis import Connection, ConnectionPool, CredentialProvider, SSLConnection, UnixDomainSocketConnection
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_quota.core.errors import ConfigurationError, StoreBusy, without_secrets
 from django_quota.stores.redis.errors import of_this_process
-from django_quota.stores.redis.urls import QUOTE_HINT, Address, RedisOptions, read_server, read_url, url_problem
 
 ANSWER_TIMEOUT = 0.25
 """Seconds to connect, and to wait for a reply, unless the settings say."""
@@ -358,3 +358,90 @@ def read_redis(given: object) -> RedisOptions:
     if "startup_nodes" in options and options.pop("db", 0):
         raise ConfigurationError(f"{NAME} names another database than 0, the only one of a Cluster.", "Remove db.")
     return options
+
+
+# --- URLs -------------------------------------------------------------------------------------------------------------
+#
+# The forms are strict: redis-py takes some characters in a password for the end of the host, and connects elsewhere. No
+# error shows more of a URL than its scheme: the rest may be a part of a password.
+
+
+RedisOptions = dict[str, Any]
+"""redis-py's options of a connection; `ssl` is whether it is encrypted."""
+
+DEFAULT_PORT = 6379
+SENTINEL_PORT = 26379
+MAX_PORT = 65_535
+
+QUOTE_HINT = (
+    "Write characters such as / ? # @ : , [ ] in a user's name or password as %2F, %3F, %23, %40, %3A, %2C, %5B "
+    'and %5D, as urllib.parse.quote(password, safe="") does.'
+)
+
+_OPTION = r"(?>(?:username|password|client_name|ssl_\w+)=[^&#]*|[^&#@]*)"  # only these may hold an @
+_QUERY = rf"(\?{_OPTION}(?:&{_OPTION})*)?"
+_USER_PART = r"([^/?#\[\]]*@)?"
+_HOSTS = r"([^\s/?#@]+)"
+_SERVER = re.compile(rf"rediss?://{_USER_PART}[^\s/?#@,]*(?:/[/\d]*)?{_QUERY}|unix://{_USER_PART}/[^?#]+{_QUERY}")
+_CLUSTER = re.compile(rf"(rediss?)\+cluster://{_USER_PART}{_HOSTS}(?:/0?)?{_QUERY}")
+_SENTINELS = re.compile(rf"(rediss?)\+sentinel://{_USER_PART}{_HOSTS}/([^/?#]+)(?:/(\d*)/?)?{_QUERY}")
+_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+
+def url_problem(name: str, url: str) -> str:
+    """Return what is wrong with a URL that cannot be read. `name`: where it is written."""
+    scheme = re.match(r"[a-z][a-z0-9+.-]*://", url)
+    begins = f'begins with "{scheme[0]}"' if scheme else "has no scheme"
+    return f"{name} {begins}, and cannot be read as the URL of a Redis."
+
+
+def read_server(url: str) -> RedisOptions:
+    """Return the options in the URL of one server. Raises `ValueError`."""
+    if not _SERVER.fullmatch(url):
+        raise ValueError("it is not the URL of a server")
+    options = dict(cast("Any", parse_url)(url))  # redis-py leaves it untyped
+    if options.get("connection_class") is SSLConnection:
+        del options["connection_class"]
+        options["ssl"] = True
+    return options
+
+
+def read_url(url: str) -> RedisOptions:
+    """Return the options in the URL of a server, of sentinels or of a Cluster. Raises `ValueError`."""
+    if found := _CLUSTER.fullmatch(url):
+        scheme, user, hosts, query = found.groups("")
+        return {**_of_each(scheme, user, query), "startup_nodes": _addresses(hosts, DEFAULT_PORT)}
+    if found := _SENTINELS.fullmatch(url):
+        scheme, user, hosts, service, db, query = found.groups("")
+        options = _of_each(scheme, user, query)
+        options.update(sentinels=_addresses(hosts, SENTINEL_PORT), service_name=service)
+        if db:
+            options["db"] = int(db)
+        if "ssl" in options:
+            options["sentinel_kwargs"] = {name: value for name, value in options.items() if name.startswith("ssl")}
+        return options
+    return read_server(url)
+
+
+def _of_each(scheme: str, user: str, query: str) -> RedisOptions:
+    """Return the options of each server in the URL of several."""
+    options = read_server(f"{scheme}://{user}host{query}")
+    del options["host"]
+    return options
+
+
+def _addresses(hosts: str, port: int) -> list[Address]:
+    found = []
+    for each in hosts.split(","):
+        address = _ADDRESS.fullmatch(each)
+        if address is None or not 0 < int(address[3] or port) <= MAX_PORT:
+            raise ValueError("a server has no host, or a wrong port")
+        found.append(Address(address[1] or address[2], int(address[3] or port)))
+    return found
