@@ -25,7 +25,7 @@ from django_quota.limiting.api import AnySubject, RuleOrRate, run_call, subject_
 from django_quota.limiting.known_rules import known_rule
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
-from django_quota.limiting.starts import started_flow
+from django_quota.subjects.site_functions import started_flow
 
 if TYPE_CHECKING:
     from django_quota.models import QuotaOverride

@@ -36,9 +36,9 @@ from django_quota.http.settlements import settle_by_response_flow
 from django_quota.http.site_rules import site_rules
 from django_quota.limiting.asking import CountedPlaces, asked_flow
 from django_quota.limiting.registry import get_limiter
-from django_quota.limiting.starts import starting_flow, starts_of
 from django_quota.subjects.addresses import is_from_exempt_network
 from django_quota.subjects.bodies import has_unread_body, is_readable
+from django_quota.subjects.site_functions import starting_flow, starts_of
 
 logger = logging.getLogger("django_quota.web")
 

@@ -39,9 +39,9 @@ from django_quota.http.wording import when_in_words
 from django_quota.limiting.api import ENTRIES_AT_ONCE, AnySubject, answer_flow, django_request, run_call
 from django_quota.limiting.asking import asked_flow
 from django_quota.limiting.known_rules import known_keys, known_rules, rule_finders
-from django_quota.limiting.starts import KnownStarts, starting_flow
 from django_quota.subjects.addresses import is_inside
 from django_quota.subjects.keys import is_given_by
+from django_quota.subjects.site_functions import KnownStarts, starting_flow
 from django_quota.subjects.subject import subject_of
 
 logger = logging.getLogger("django_quota.web")

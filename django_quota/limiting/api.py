@@ -26,9 +26,9 @@ from django_quota.engine.resolving import AskMode
 from django_quota.limiting.asking import asked_by_flow, value_digest
 from django_quota.limiting.known_rules import looks_like_subject, order_error
 from django_quota.limiting.registry import get_limiter
-from django_quota.limiting.starts import starting_flow
 from django_quota.runtime import runtime
 from django_quota.subjects.keys import subject_flow
+from django_quota.subjects.site_functions import starting_flow
 from django_quota.subjects.subject import is_user, named_subject, subject_of, user_subject
 
 T = TypeVar("T")

@@ -15,10 +15,9 @@ from django_quota.core.flow import Flow
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, DEFAULT, Rule, dotted_path
 from django_quota.engine.asks import Ask
-from django_quota.limiting.starts import starting_flow, starts_of
 from django_quota.subjects.addresses import ip_subject, is_from, is_from_exempt_network
 from django_quota.subjects.keys import subject_flow
-from django_quota.subjects.site_functions import call_flow, user_flow
+from django_quota.subjects.site_functions import call_flow, starting_flow, starts_of, user_flow
 from django_quota.subjects.subject import digest
 
 logger = logging.getLogger("django_quota.web")

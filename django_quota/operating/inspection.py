@@ -51,11 +51,11 @@ from django_quota.limiting.known_rules import (
 from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import counting_stores, get_limiter
-from django_quota.limiting.starts import KnownStarts, starting_flow
 from django_quota.operating.activity import highest, subjects_seen
 from django_quota.operating.health import is_full, refused_change
 from django_quota.operating.who_counts import WhoCounts, who_counts
 from django_quota.subjects.keys import is_given_by
+from django_quota.subjects.site_functions import KnownStarts, starting_flow
 from django_quota.subjects.subject import parts_of
 
 RULES_PER_CALL = 100

@@ -31,9 +31,9 @@ from django_quota.engine.operations import text
 from django_quota.features.usage.operations import TOKEN_FIELD, ReadDays
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import counting_stores
-from django_quota.limiting.starts import KnownStarts, starting_flow
 from django_quota.stores.base import AskedAgain, Store, asked_once
 from django_quota.stores.scanning import batched, scan
+from django_quota.subjects.site_functions import KnownStarts, starting_flow
 from django_quota.subjects.subject import is_user, named_subject, user_subject
 
 if TYPE_CHECKING:
