@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from django_quota.core.decisions import Decision
     from django_quota.core.rules import Rule
-    from django_quota.features.bans.calls import aban, aunban, ban, unban
+    from django_quota.features.bans import aban, aunban, ban, unban
     from django_quota.features.counters.calls import counter
     from django_quota.features.once import aonce, once
     from django_quota.features.raised_limits import araise_limit, raise_limit
     from django_quota.features.reservations.calls import areserve, areserve_all, reserve, reserve_all
-    from django_quota.features.resets.calls import areset, reset
+    from django_quota.features.resets import areset, reset
     from django_quota.features.slots.calls import lock, slot
     from django_quota.features.usage.days import ausage, usage
     from django_quota.features.usage.lines import ausage_lines, usage_lines
@@ -44,7 +44,7 @@ else:
     _HOMES = {
         "django_quota.core.decisions": ("Decision",),
         "django_quota.core.rules": ("Rule",),
-        "django_quota.features.bans.calls": (
+        "django_quota.features.bans": (
             "aban",
             "aunban",
             "ban",
@@ -65,7 +65,7 @@ else:
             "reserve",
             "reserve_all",
         ),
-        "django_quota.features.resets.calls": (
+        "django_quota.features.resets": (
             "areset",
             "reset",
         ),

@@ -33,8 +33,16 @@ from django_quota.core.keys import field
 from django_quota.core.rules import Rule
 from django_quota.error_texts import error_in_words
 from django_quota.features.authors import log_actions
-from django_quota.features.bans.calls import lift_bans
-from django_quota.features.bans.lists import MOST, ActiveBan, BanFilter, fates, find_bans, read_bans, recent_bans
+from django_quota.features.bans import (
+    MOST,
+    ActiveBan,
+    BanFilter,
+    fates,
+    find_bans,
+    lift_bans,
+    read_bans,
+    recent_bans,
+)
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter

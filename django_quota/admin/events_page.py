@@ -23,7 +23,7 @@ from django_quota.conf import current
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.error_texts import error_in_words
-from django_quota.features.events.stream import SEARCHED, Event, EventFilter, Search, event_log, iso
+from django_quota.features.events import SEARCHED, Event, EventFilter, Search, event_log, iso
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.lookup import find_subjects
 from django_quota.operating.related import related_subjects

@@ -26,8 +26,15 @@ from django_quota.conf import current
 from django_quota.core.errors import QuotaError, StorePermissionDenied, StoreUnavailable
 from django_quota.documentation import page
 from django_quota.error_texts import error_in_words
-from django_quota.features.events.floods import Flood, with_floods
-from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED, Event, EventFilter, event_log
+from django_quota.features.events import (
+    EVENTS_A_PAGE,
+    SEARCHED,
+    Event,
+    EventFilter,
+    Flood,
+    event_log,
+    with_floods,
+)
 from django_quota.limiting.known_rules import long_rules
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import counting_stores, get_limiter

@@ -23,7 +23,7 @@ from django_quota.core.errors import QuotaError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import Rule, is_valid_name
 from django_quota.error_texts import error_in_words, text_in_words
-from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED, EventFilter, event_log
+from django_quota.features.events import EVENTS_A_PAGE, SEARCHED, EventFilter, event_log
 from django_quota.limiting.known_rules import known_login_rules, known_rules
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.registry import get_limiter

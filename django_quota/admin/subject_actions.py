@@ -23,9 +23,9 @@ from django_quota.core.errors import RuleError
 from django_quota.core.keys import field
 from django_quota.core.overrides import ALL_RULES
 from django_quota.error_texts import error_in_words, some_of
-from django_quota.features.bans.calls import lift_bans
+from django_quota.features.bans import lift_bans
 from django_quota.features.logins import with_addresses
-from django_quota.features.resets.calls import reset_named
+from django_quota.features.resets import reset_named
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.override_rows import set_override, write_database
 from django_quota.models import QuotaOverride

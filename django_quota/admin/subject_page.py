@@ -28,7 +28,7 @@ from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import ALL_RULES
 from django_quota.error_texts import error_in_words
 from django_quota.features.authors import log_actions
-from django_quota.features.events.stream import EVENTS_A_PAGE, Event, EventFilter, event_log
+from django_quota.features.events import EVENTS_A_PAGE, Event, EventFilter, event_log
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter

@@ -29,8 +29,7 @@ from django_quota.models import QuotaOverride
 from django_quota.subjects.subject import LOGIN, parts_of
 
 if TYPE_CHECKING:
-    from django_quota.features.events.floods import Flood
-    from django_quota.features.events.stream import Event
+    from django_quota.features.events import Event, Flood
     from django_quota.operating.inspection import LimitStatus
 
 ALGORITHM_NAMES: dict[str, str | Promise] = {

@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django_quota.conf import USERNAME, current
 from django_quota.core import keys
 from django_quota.core.rules import Rule
-from django_quota.features.resets.calls import reset
+from django_quota.features.resets import reset
 from django_quota.limiting.registry import get_limiter
 from django_quota.subjects.addresses import client_address, is_from, is_from_exempt_network
 from django_quota.subjects.subject import LOGIN, login_name, login_subject, named_subject

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django_quota.conf import current
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.rules import dotted_path
-from django_quota.features.events.stream import EVENTS_A_PAGE, newest_events
+from django_quota.features.events import EVENTS_A_PAGE, newest_events
 from django_quota.features.usage.days import subjects_of_rules
 from django_quota.limiting.known_rules import known_keys
 from django_quota.limiting.overrides import overrides

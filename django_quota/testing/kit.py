@@ -16,7 +16,7 @@ from django_quota.core.errors import RuleError, did_you_mean
 from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import CallOptions, Rule
 from django_quota.features.counters.calls import MAX_TTL
-from django_quota.features.resets.calls import reset
+from django_quota.features.resets import reset
 from django_quota.limiting.api import AnySubject, RuleOrRate, check, peek
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.known_rules import known_rules

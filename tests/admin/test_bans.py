@@ -14,7 +14,7 @@ from django.test import Client
 
 from django_quota import ban, check, peek, unban
 from django_quota.admin import bans as page_of_bans
-from django_quota.features.bans import lists as service
+from django_quota.features import bans as service
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.lookup import parse_subject_input
 from django_quota.testing import server_programs

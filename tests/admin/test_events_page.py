@@ -15,7 +15,7 @@ from django_quota.admin.events_page import PER_EVENTS_PAGE
 from django_quota.core.clock import now
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.resolving import event_log_of
-from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED
+from django_quota.features.events import EVENTS_A_PAGE, SEARCHED
 from django_quota.testing import freeze
 from tests.admin.operators import operator
 from tests.support.events import event_fields, record

@@ -14,7 +14,7 @@ from redis.connection import AbstractConnection
 from django_quota import Rule, ban, check, slot
 from django_quota.admin import overview
 from django_quota.admin.wording import local_moment, moment_in_words
-from django_quota.features.events.stream import EVENTS_A_PAGE, SEARCHED
+from django_quota.features.events import EVENTS_A_PAGE, SEARCHED
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import RULES, activity

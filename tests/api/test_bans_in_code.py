@@ -17,7 +17,7 @@ from django.urls import path
 from django_quota import Decision, Rule, aban, areset, aunban, ban, check, peek, quota, reset, unban
 from django_quota.conf import current
 from django_quota.exceptions import RuleError, StoreUnavailable
-from django_quota.features.events.stream import newest_events
+from django_quota.features.events import newest_events
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import banned
 from django_quota.testing import freeze

@@ -24,7 +24,7 @@ from django_quota import (
 from django_quota.adapters import refusal_response
 from django_quota.conf import current
 from django_quota.exceptions import QuotaExceeded, RuleError
-from django_quota.features.events.stream import newest_events
+from django_quota.features.events import newest_events
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import refused
 from django_quota.testing import freeze

@@ -22,7 +22,7 @@ from django_quota.engine.events import AppendEvents, EventLog, EventRecord
 from django_quota.engine.operations import lua_source
 from django_quota.engine.resolving import event_log_of
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.events.stream import Event, EventFilter, MemoryEvents, event_log
+from django_quota.features.events import Event, EventFilter, MemoryEvents, event_log
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.stores.memory import MemoryStore

@@ -10,7 +10,7 @@ from django.urls import path
 
 from django_quota import Rule, Subject, check, concurrency, limits_of, peek, quota, reset, slot
 from django_quota.features.counters import calls
-from django_quota.features.resets.calls import reset_found
+from django_quota.features.resets import reset_found
 from django_quota.limiting.flusher import flusher
 from django_quota.operating.inspection import possible_tiers, recent_refusals
 from django_quota.testing import freeze

@@ -16,7 +16,7 @@ from django.test import Client
 from django_quota import Rule, check, slot, unban
 from django_quota.core.clock import DAY, now
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.events.stream import EventFilter, EventRows, event_log
+from django_quota.features.events import EventFilter, EventRows, event_log
 from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.cleaning import BATCH, CLEANING_INTERVAL, Cleaning
 from django_quota.limiting.registry import get_limiter

@@ -36,7 +36,7 @@ from django_quota import (
 )
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.flow import run_sync
-from django_quota.features.resets.calls import reset_found
+from django_quota.features.resets import reset_found
 from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter

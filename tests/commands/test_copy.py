@@ -16,7 +16,7 @@ from django_quota import Rule, ban, check, counter, once, peek, reserve, slot
 from django_quota.core.rates import parse_duration
 from django_quota.engine.state_copies import ReadStates
 from django_quota.exceptions import QuotaExceeded
-from django_quota.features.bans.lists import ActiveBan, bans_in_force
+from django_quota.features.bans import ActiveBan, bans_in_force
 from django_quota.features.usage.days import Count, recent_usage
 from django_quota.limiting.registry import make_store
 from django_quota.management.commands import quota_copy

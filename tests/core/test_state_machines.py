@@ -24,11 +24,10 @@ from django_quota.engine.events import NO_LOG, RecordHits
 from django_quota.engine.hits import Ahead
 from django_quota.engine.operations import Operation, text
 from django_quota.engine.receipts import Receipt
-from django_quota.features.bans import operations as bans
+from django_quota.features import bans, resets
 from django_quota.features.counters import operations as counters
 from django_quota.features.once import Once
 from django_quota.features.reservations.operations import GiveBackEnded, RenewLeases
-from django_quota.features.resets import operations as resets
 from django_quota.features.slots import operations as leases
 from django_quota.features.usage import operations as days
 from django_quota.stores.database.connections import Turns

@@ -19,7 +19,7 @@ from django_quota.core.clock import SECOND
 from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, SUBJECTS, AddMetrics, MetricsKeys
 from django_quota.exceptions import QuotaError
-from django_quota.features.events.stream import BEGINNING, EventGroup, EventStream
+from django_quota.features.events import BEGINNING, EventGroup, EventStream
 from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.flusher import flusher
 from django_quota.models import QuotaOverride

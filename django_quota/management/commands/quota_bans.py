@@ -8,9 +8,8 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
-from django_quota.features.bans.calls import ban, lift_bans
-from django_quota.features.bans.lists import ActiveBan, bans_in_force
-from django_quota.features.events.stream import iso
+from django_quota.features.bans import ActiveBan, ban, bans_in_force, lift_bans
+from django_quota.features.events import iso
 from django_quota.features.logins import with_addresses
 from django_quota.features.subject_contents import read_contents
 from django_quota.limiting.known_rules import known_rule, known_rules

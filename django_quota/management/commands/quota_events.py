@@ -19,7 +19,7 @@ from django.db import DatabaseError
 from django_quota.conf import current
 from django_quota.core.clock import in_words
 from django_quota.core.errors import StorePermissionDenied, StoreUnavailable
-from django_quota.features.events.stream import (
+from django_quota.features.events import (
     BEGINNING,
     EVENT_KINDS,
     Event,

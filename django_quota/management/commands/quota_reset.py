@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_quota.features.logins import with_addresses
-from django_quota.features.resets.calls import reset_found
+from django_quota.features.resets import reset_found
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, shared_store
 from django_quota.operating.lookup import parse_rule_input, parse_subject_input
 

@@ -16,7 +16,7 @@ from django_quota.conf import current, limits_logins
 from django_quota.core.clock import SECOND, in_words, microseconds_of
 from django_quota.core.errors import RuleError, StoreUnavailable
 from django_quota.core.overrides import ALL_RULES, Override
-from django_quota.features.events.stream import Event, iso
+from django_quota.features.events import Event, iso
 from django_quota.features.usage.days import Count
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides

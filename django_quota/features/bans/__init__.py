@@ -1,1 +1,0 @@
-"""Bans: set and lift one, and list those in force."""

@@ -1,1 +1,0 @@
-"""Events: what was refused or banned, and what is near its limit."""

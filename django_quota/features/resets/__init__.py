@@ -1,1 +1,0 @@
-"""Resets: delete what rules have counted, and lift bans."""
