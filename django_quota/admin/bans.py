@@ -34,7 +34,7 @@ from django_quota.core.rules import Rule
 from django_quota.error_texts import error_in_words
 from django_quota.features.authors import log_actions
 from django_quota.features.bans import (
-    MOST,
+    MOST_BANS,
     ActiveBan,
     BanFilter,
     fates,
@@ -82,7 +82,7 @@ class BanPages(ReadOnlyAdmin):
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Show the bans; a POST searches for a subject."""
         self.check_view(request)
-        context: dict[str, Any] = {"wanted": BanFilter(), "MOST": MOST}
+        context: dict[str, Any] = {"wanted": BanFilter(), "MOST": MOST_BANS}
         try:
             if request.method == "POST":
                 return self._list(_searched(request))
@@ -290,7 +290,9 @@ def _chosen(request: HttpRequest, wanted: BanFilter) -> list[ChosenBan]:
     """
     if "all" in request.POST:
         bans = find_bans(wanted).bans
-        blocks = [ChosenBan(*pair, is_block=True) for pair in _blocks(wanted).values_list("subject", "rule")[:MOST]]
+        blocks = [
+            ChosenBan(*pair, is_block=True) for pair in _blocks(wanted).values_list("subject", "rule")[:MOST_BANS]
+        ]
         named = [(ban.subject, ban.rule) for ban in bans]
         return [*blocks, *(ChosenBan(*pair) for pair in named if None not in pair)]  # type: ignore[arg-type]
     try:

@@ -32,10 +32,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_quota.admin.base import ReadOnlyAdmin, StrictChangeList, labelled, may_see_users, names_among
-from django_quota.admin.csv_export import csv_response
 from django_quota.admin.wording import subject_in_words
 from django_quota.core.errors import RuleError
-from django_quota.features.usage.spreadsheets import ROWS_PER_CHUNK
+from django_quota.features.usage.spreadsheets import ROWS_PER_CHUNK, csv_response
 from django_quota.limiting.known_rules import known_rules
 from django_quota.models import DailyCounter
 from django_quota.operating.lookup import MAX_USERS, find_subjects

@@ -17,13 +17,13 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_quota.admin.base import PageAdmin, may_see_users, names_among
-from django_quota.admin.csv_export import csv_response
 from django_quota.admin.wording import KIND_NAMES
 from django_quota.conf import current
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.error_texts import error_in_words
 from django_quota.features.events import SEARCHED, Event, EventFilter, Search, event_log, iso
+from django_quota.features.usage.spreadsheets import csv_response
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.lookup import find_subjects
 from django_quota.operating.related import related_subjects

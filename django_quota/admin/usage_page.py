@@ -18,13 +18,13 @@ from django.utils.translation import gettext as _
 
 from django_quota.admin.base import PageAdmin, may_see_users, names_among
 from django_quota.admin.charts import bar_chart, heat_map
-from django_quota.admin.csv_export import csv_response
 from django_quota.admin.wording import subject_in_words
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.keys import field as escaped_rule
 from django_quota.error_texts import error_in_words
 from django_quota.features.usage.days import Count, recent_days, row_name, row_part, today, total, waiting
 from django_quota.features.usage.rollup import move
+from django_quota.features.usage.spreadsheets import csv_response
 from django_quota.limiting.registry import counting_stores
 from django_quota.models import DailyCounter
 from django_quota.operating.lookup import subject_hint

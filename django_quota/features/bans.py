@@ -161,7 +161,7 @@ def _ask(rule: Rule, subject: str) -> Ask:
 # --- for operators ----------------------------------------------------------------------------------------------------
 
 
-MOST = 10_000
+MOST_BANS = 10_000
 """How many bans are read: those that end first."""
 
 NEWEST_EVENTS = 5_000
@@ -212,7 +212,7 @@ class BanList(NamedTuple):
     rules: list[str]
     """The rules of all bans that were read, sorted."""
     total: int
-    """The number of bans in force. Above `MOST`, not all of them were read."""
+    """The number of bans in force. Above `MOST_BANS`, not all of them were read."""
 
 
 def find_bans(wanted: BanFilter) -> BanList:
@@ -221,7 +221,7 @@ def find_bans(wanted: BanFilter) -> BanList:
     They come from the store's list of bans. The memory store has no list, nor does a store without events: there, only
     bans of the filter's subjects are found. Raises `StoreUnavailable`.
     """
-    total, listed = bans_in_force(MOST) if current().events else (0, None)
+    total, listed = bans_in_force(MOST_BANS) if current().events else (0, None)
     found = [ban for ban in listed or () if wanted.fits(ban.rule, ban.subject)]
     pairs = {(ban.subject, ban.rule) for ban in found}
     known = known_rules() if wanted.subjects else {}

@@ -21,7 +21,7 @@ from django_quota.engine.operations import text
 from django_quota.engine.system_operations import FIELD_ENDS, FIELDS, OTHER, OUTAGES, SPENT_END
 from django_quota.features.bans import ActiveBan, bans_in_force
 from django_quota.features.events import EVENTS_A_PAGE, newest_events
-from django_quota.features.usage.operations import ReadDays
+from django_quota.features.usage.days import ReadDays
 from django_quota.limiting.metrics import MINUTE, OTHER_LABEL
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import Store

@@ -30,7 +30,7 @@ from django_quota.engine.resolving import hits_of
 from django_quota.error_texts import error_in_words, text_in_words
 from django_quota.features.bans import bans_in_force
 from django_quota.features.counters import calls
-from django_quota.features.counters.standings import CounterStatus, counters_of
+from django_quota.features.counters.calls import CounterStatus, counters_of
 from django_quota.features.events import EVENTS_A_PAGE, Event, newest_events
 from django_quota.features.subject_contents import (
     BanStatus,

@@ -185,7 +185,7 @@ class TestManyBans:
     @pytest.fixture
     def room_for_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (service, page_of_bans):
-            monkeypatch.setattr(module, "MOST", 1)
+            monkeypatch.setattr(module, "MOST_BANS", 1)
 
     @pytest.mark.parametrize(("number", "numbers"), [(1, [0, 1]), (2, [2, 3]), (3, [4])])
     def test_a_page_has_the_next_to_end(self, number: int, numbers: list[int]) -> None:

@@ -16,9 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota.admin import daily_counters
-from django_quota.admin.csv_export import csv_response
 from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, NEWEST, of_kind, rows_in_order
-from django_quota.features.usage.spreadsheets import csv_lines, escape_formula
+from django_quota.features.usage.spreadsheets import csv_lines, csv_response, escape_formula
 from django_quota.models import DailyCounter
 from tests.admin.operators import operator, superuser
 

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from django_quota import ban, check
 from django_quota.core.keys import escape, field
+from django_quota.features import events as module
 from django_quota.features.events import BEGINNING, EVENTS_A_PAGE, LEFT_AFTER, Event, EventGroup
-from django_quota.features.events import stream as module
 from django_quota.limiting.flusher import flusher
 from django_quota.management.commands import quota_events
 from django_quota.models import QuotaOverride

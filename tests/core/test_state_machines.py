@@ -27,9 +27,9 @@ from django_quota.engine.receipts import Receipt
 from django_quota.features import bans, resets
 from django_quota.features.counters import operations as counters
 from django_quota.features.once import Once
-from django_quota.features.reservations.operations import GiveBackEnded, RenewLeases
+from django_quota.features.reservations.leases import GiveBackEnded, RenewLeases
 from django_quota.features.slots import operations as leases
-from django_quota.features.usage import operations as days
+from django_quota.features.usage import days
 from django_quota.stores.database.connections import Turns
 from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine

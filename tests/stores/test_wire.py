@@ -24,7 +24,7 @@ from redis.exceptions import InvalidResponse, NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import check
-from django_quota.features.usage.operations import ReadDays
+from django_quota.features.usage.days import ReadDays
 from django_quota.stores.redis import wire as reading
 from django_quota.stores.redis.errors import is_cut
 from django_quota.stores.redis.wire import Wire

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from calendar import monthrange
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any, get_args
 from django_quota.conf import current
 from django_quota.core.algorithms.calendar import Day, day_of
 from django_quota.core.algorithms.stock import MAX_GRANTS, MAX_INT64, MIN_INT64, Credit
-from django_quota.core.clock import MAX_GUESSES, SECOND, moment_of, now
+from django_quota.core.clock import MAX_GUESSES, SECOND, frozen_now, moment_of, now
 from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable, Translatable
 from django_quota.core.flow import Flow, run_async
 from django_quota.core.keys import field, group_base, is_digest, key_of, named, subject_base
@@ -28,7 +28,8 @@ from django_quota.engine.asks import CounterEntry, Take
 from django_quota.engine.operations import text
 from django_quota.features.counters import operations
 from django_quota.limiting.api import AnySubject, run_call
-from django_quota.limiting.registry import store_call
+from django_quota.limiting.registry import get_limiter, store_call
+from django_quota.stores.base import all_well
 from django_quota.subjects.subject import subject_of
 
 COUNTER_TTL = timedelta(days=400)
@@ -494,3 +495,41 @@ def _months(first: date, last: date) -> Iterator[tuple[str, int, int]]:
         if ends == last:
             return
         first = ends + timedelta(days=1)
+
+
+# --- for operators ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CounterStatus:
+    """What a counter holds for a subject, with what is left of grants that expire."""
+
+    counter: str
+    total: int
+    """All that is left, with what never expires."""
+    grants: tuple[Grant, ...]
+    """The first to expire first."""
+
+
+def counters_of(subject: str, names: Iterable[str] = (), decided: Collection[str] = ()) -> list[CounterStatus]:
+    """Return what the counters of this process, and others of these names, hold for a subject, unless it is nothing.
+
+    `decided`: those that requests have asked for units; they are returned also if they hold nothing.
+
+    It takes one round trip to each store that has counters. Raises `StoreUnavailable`.
+    """
+    known = {(name, None, None): Counter(name) for name in names} | made
+    found = []
+    for in_database in (False, True):
+        counters = [of for of in known.values() if (of.store is not None) == in_database]
+        if not counters:
+            continue
+        store = get_limiter().counting_in(database=in_database).reporting_store
+        replies = all_well(store.try_all([operations.Grants(of.keys_of(subject)) for of in counters], frozen_now()))
+        for of, reply in zip(counters, replies, strict=True):
+            if reply[0] != operations.DONE:
+                continue
+            total, grants = left_in(*reply), tuple(read_grants(reply))
+            if total or grants or of.name in decided:
+                found.append(CounterStatus(of.name, total, grants))
+    return sorted(found, key=lambda each: each.counter)

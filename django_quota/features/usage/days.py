@@ -1,7 +1,7 @@
 """Usage: what the rules allowed and refused a subject on each day, in checks and in units.
 
 The decision script counts into one hash for each subject and day, in the store. `rollup` moves the counts to rows of
-`DailyCounter`. While it does, they are set aside in a second hash under a token.
+`DailyCounter`. While it does, they are set aside in a second hash under a token. The operations are at the end.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from asgiref.sync import sync_to_async
@@ -27,8 +27,7 @@ from django_quota.core.flow import run_sync
 from django_quota.core.keys import escape, is_digest, key_of, named, part_base, pattern, read
 from django_quota.core.rules import Rule
 from django_quota.engine.events import DAY_TTL
-from django_quota.engine.operations import text
-from django_quota.features.usage.operations import TOKEN_FIELD, ReadDays
+from django_quota.engine.operations import Operation, Script, States, script, text
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import counting_stores
 from django_quota.stores.base import AskedAgain, Store, asked_once
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
 
     from django_quota.models import DailyCounter
+
 
 logger = logging.getLogger("django_quota.usage")
 
@@ -443,3 +443,58 @@ def _named_day(prefix: str, key: str) -> SubjectDay | None:
         return None
     subject = key.removeprefix(part_base(prefix, "")).partition("}")[0]
     return None if when is None else SubjectDay(key, row_name(subject), when)
+
+
+# --- operations on the counts of a day --------------------------------------------------------------------------------
+
+
+TOKEN_FIELD = "#"  # noqa: S105 — it is a field, not a password
+"""The field for the token, in counts that were set aside."""
+
+
+class ReadDays(Operation):
+    """Read what was counted under these keys, all of one subject; the reply: see `read_days.lua`."""
+
+    script: ClassVar[Script] = script("features/usage/read_days")
+    is_slow: ClassVar[bool] = True
+    is_reading: ClassVar[bool] = True
+
+    def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is moved
+        days = [states.get(key) or {} for key in self.keys]
+        return [[str(part) for pair in day.items() for part in pair] for day in days]
+
+
+class SetAside(Operation):
+    """Set a day's counts aside, unless earlier ones are aside; the reply: see `set_aside.lua`.
+
+    `known`: the token that the database knows. The new one is larger.
+    """
+
+    script: ClassVar[Script] = script("clock", "lifetimes", "features/usage/set_aside")
+    is_slow: ClassVar[bool] = True
+
+    def __init__(self, day_key: str, aside_key: str, known: int) -> None:
+        super().__init__([day_key, aside_key], known)
+
+    def run(self, states: States, now: int) -> list[Any]:
+        (day, aside), (known,) = self.keys, self.arguments()
+        counts = states.get(day)
+        if counts is not None and states.get(aside) is None:
+            states.put(aside, {**counts, TOKEN_FIELD: max(now, known + 1)}, states.expiry(day))
+            states.drop(day)
+        fields = states.get(aside) or {}
+        return [int(states.get(day) is not None), [str(part) for pair in fields.items() for part in pair]]
+
+
+class DropAside(Operation):
+    """Delete the counts that were set aside under a token; the reply is 1 if they were deleted, else 0."""
+
+    script: ClassVar[Script] = script("features/usage/drop_aside")
+    is_slow: ClassVar[bool] = True
+
+    def __init__(self, aside_key: str, token: int) -> None:
+        super().__init__([aside_key], token)
+
+    def run(self, states: States, now: int) -> int:  # noqa: ARG002 — they are kept until they are in the database
+        (aside,), (token,) = self.keys, self.arguments()
+        return int((states.get(aside) or {}).get(TOKEN_FIELD) == token and states.drop(aside))

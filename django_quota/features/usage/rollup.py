@@ -20,8 +20,19 @@ from django.db import DatabaseError, connections, router, transaction
 
 from django_quota.conf import current
 from django_quota.core.clock import frozen_now
-from django_quota.features.usage.days import ASIDE, Count, DayCounts, RowKey, SubjectDay, add_unmoved, find_days, total
-from django_quota.features.usage.operations import DropAside, ReadDays, SetAside
+from django_quota.features.usage.days import (
+    ASIDE,
+    Count,
+    DayCounts,
+    DropAside,
+    ReadDays,
+    RowKey,
+    SetAside,
+    SubjectDay,
+    add_unmoved,
+    find_days,
+    total,
+)
 from django_quota.models import DailyCounter
 from django_quota.stores.base import AskedAgain, Runner, Store, all_well, asked_once
 from django_quota.stores.scanning import Patience, Walk

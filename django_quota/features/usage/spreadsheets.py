@@ -1,13 +1,22 @@
-"""Usage as CSV: made in constant memory, safe to open in a spreadsheet."""
+"""Files for spreadsheets: lines of CSV, made in constant memory and safe to open; and the download of them.
+
+A download is streamed, under WSGI and ASGI.
+"""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import partial
 from io import StringIO
 from itertools import islice
 from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest, StreamingHttpResponse
+from django.utils.http import content_disposition_header
 
 ROWS_PER_CHUNK = 2_000
 """Rows in one part of a download."""
@@ -36,3 +45,26 @@ def escape_formula(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return _FORMULA.sub("'", value.encode(errors="backslashreplace").decode())
+
+
+def csv_response(
+    request: HttpRequest, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> StreamingHttpResponse:
+    """Return a download that is made while it is sent, under WSGI and ASGI; `name`: of the file, without suffix."""
+    lines = csv_lines(header, rows)
+    filename = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:80].strip("-_") or "usage"
+    return StreamingHttpResponse(
+        _iterate_async(lines) if isinstance(request, ASGIRequest) else lines,
+        content_type="text/csv; charset=utf-8",
+        headers={
+            "Content-Disposition": str(content_disposition_header(as_attachment=True, filename=f"{filename}.csv")),
+            "Cache-Control": "private, no-store",
+        },
+    )
+
+
+async def _iterate_async(lines: Iterator[str]) -> AsyncIterator[str]:
+    """Yield the same lines; each batch is made in a thread, since it queries the database."""
+    read_next = sync_to_async(partial(next, lines, ""))
+    while batch := await read_next():
+        yield batch
