@@ -18,7 +18,7 @@ from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rules import Rule, dotted_path
-from django_quota.http import headers, responses, rule_checks
+from django_quota.http import responses, rule_checks
 from django_quota.http.limited_requests import RequestState, add_decision, decide_flow, request_state, settle_own_flow
 from django_quota.http.limits import limits_view
 from django_quota.http.request_rules import register_late_views
@@ -201,7 +201,7 @@ def write_headers(response: R, decision: Decision, request: Any = None) -> R:
     """
     state = RequestState() if request is None else request_state(_read_request(request))
     if not state.closer:
-        headers.set_headers(response, decision, is_cached=state.is_cached)
+        responses.set_headers(response, decision, is_cached=state.is_cached)
     return response
 
 

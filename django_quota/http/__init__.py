@@ -1,8 +1,7 @@
 """The way of a request: which limits apply to it, when they are decided, and how it is answered.
 
-The modules, in the order in which a request meets them:
+`django_quota.middleware` enters a request and closes it. The modules, in the order in which a request meets them:
 
-* `middleware`: enters a request and closes it; what it calls is below.
 * `limited_requests`: the steps that the middleware, `@quota` and the integrations share, and the state of a request.
 * `request_rules`: the rules of a request, and those that wait for its view.
 * `site_rules`: the configured rules and slots that match a request.
@@ -10,11 +9,9 @@ The modules, in the order in which a request meets them:
 * `decorators`: `@quota` and `@concurrency`.
 * `views`: what kind of view a decorator is on, its path, and its mark.
 * `settlements`: `settle` and `count_when`, once the view has answered.
-* `headers`: RateLimit and RateLimit-Policy.
-* `responses`: the answer to a refused request.
+* `responses`: the answer to a refused request, its log line, and the headers of every response.
 * `refusal_page`: the HTML of that answer.
 * `wording`: limits and waits in the words of a visitor.
-* `refusal_log`: one log line for many refusals.
 
 Some modules serve no limited request:
 

@@ -26,7 +26,6 @@ from django_quota.core.rule_options import OnUnavailable, Shares, read_share
 from django_quota.core.rules import OPTIONS, check_default_shares, is_about_the_user
 from django_quota.features.request_end import at_stream_end
 from django_quota.features.slots.calls import MOST_AT_ONCE, Lease, Slot, count_later, slot
-from django_quota.http.headers import decision_of
 from django_quota.http.limited_requests import (
     add_decision,
     arefuse_in_view,
@@ -37,7 +36,7 @@ from django_quota.http.limited_requests import (
     write_own_headers,
 )
 from django_quota.http.request_rules import is_decided_later
-from django_quota.http.responses import aanswer_refusal, answer_refusal
+from django_quota.http.responses import aanswer_refusal, answer_refusal, decision_of
 from django_quota.http.settlements import show
 from django_quota.http.site_rules import RuleIndex
 from django_quota.http.views import called_view, wrap_view

@@ -51,7 +51,7 @@ from django_quota.subjects.addresses import prefixes_of
 from django_quota.subjects.keys import check_keys
 from django_quota.subjects.subject import GLOBAL
 
-OURS = "django_quota.http.middleware.QuotaMiddleware"
+OURS = "django_quota.middleware.QuotaMiddleware"
 
 
 _RULE_IDS = {RateError: "E007", AlgorithmError: "E008", SubjectKeyError: "E009"}

@@ -23,7 +23,7 @@ from django_quota.engine.asks import Ask, Asked
 from django_quota.engine.receipts import Receipt
 from django_quota.features.request_end import at_stream_end
 from django_quota.features.reservations.calls import Reservation
-from django_quota.http.headers import decision_of
+from django_quota.http.responses import decision_of
 from django_quota.subjects.site_functions import call_flow
 
 logger = logging.getLogger("django_quota.reservations")

@@ -36,7 +36,7 @@ from tests.support.events import event_fields
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches
 
-PAGE = (Path(module.__file__).parents[3] / "docs" / "monitoring.md").read_text()
+PAGE = (Path(module.__file__).parents[2] / "docs" / "monitoring.md").read_text()
 
 STREAM = "quota:1:{!}:events"
 

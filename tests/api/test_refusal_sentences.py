@@ -16,7 +16,7 @@ from django.urls import re_path
 from django_quota import Decision, Rule, acheck, check, quota, slot
 from django_quota.adapters import refusal_response
 from django_quota.exceptions import QuotaExceeded
-from django_quota.http import refusal_log
+from django_quota.http import responses
 from django_quota.testing import freeze
 from tests.support.calls import fetch
 from tests.support.outages import no_answer
@@ -186,7 +186,7 @@ urlpatterns = [re_path(rf"(?s:^{name}/)", view) for name, view in VIEWS.items()]
 def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     settings.QUOTA = {**settings.QUOTA, "RULES": {"site": {"rate": "1/h", "key": "path", "match": "/site/"}}}
-    refusal_log._last_logged.cache_clear()
+    responses._last_logged.cache_clear()
 
 
 def statuses(path: str, times: int = 2) -> list[int]:

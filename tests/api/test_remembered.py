@@ -14,7 +14,7 @@ from django_quota import quota
 from django_quota.adapters import client_ip, register_late_views
 from django_quota.conf import current
 from django_quota.core.decisions import Decision
-from django_quota.http import headers, request_rules, views
+from django_quota.http import request_rules, responses, views
 from django_quota.subjects import addresses
 from tests.support.calls import get, run
 
@@ -145,7 +145,7 @@ def test_without_headers_nobody_reads_what_a_decision_has_left(settings: Any) ->
     settings.QUOTA = {"STORE": "memory", "HEADERS": False}
     unread: Any = SimpleNamespace(enforced=False)  # has no outcomes
     response = HttpResponse("ok")
-    headers.set_headers(response, unread)
+    responses.set_headers(response, unread)
     assert "RateLimit" not in response.headers
 
 
