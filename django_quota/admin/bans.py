@@ -24,8 +24,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_quota.admin.base import ReadOnlyAdmin, may_see_users, names_among
-from django_quota.admin.lockouts import LOCKOUT, lockout_of
+from django_quota.admin.base import LOCKOUT, ReadOnlyAdmin, lockout_of, may_see_users, names_among
 from django_quota.admin.subject_actions import BanForm, Block, Clear, LiftBan, SubjectAction, lifted_in_words
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError, RuleError

@@ -1,8 +1,13 @@
-"""What the admin pages share: pages of our own, permissions, links, and a strict change list."""
+"""What the admin pages share: pages of our own, permissions, links, a strict change list, and a warning.
+
+The warning is for whoever is about to block themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,10 +26,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from django_quota.conf import limits_logins
-from django_quota.core.errors import RuleError
+from django_quota.core.errors import ConfigurationError, RuleError
+from django_quota.core.overrides import ALL_RULES, EVERYBODY, Override, OverrideTable
 from django_quota.error_texts import error_in_words
 from django_quota.operating.lookup import find_subjects, login_names_among, user_names
-from django_quota.subjects.subject import is_user, parts_of
+from django_quota.subjects.addresses import ip_subject
+from django_quota.subjects.subject import is_user, parts_of, user_subject
 
 
 def may_see_users(request: HttpRequest) -> bool:
@@ -127,3 +134,37 @@ class StrictChangeList(ChangeList):
             return super().get_queryset(request, exclude_parameters)
         except (ValueError, OverflowError) as error:  # the year 9999 has no next year
             raise IncorrectLookupParameters(error) from error
+
+
+# --- locking oneself out ----------------------------------------------------------------------------------------------
+
+
+LOCKOUT = "_locks_me_out"
+"""The name of the tick with which somebody blocks themselves."""
+
+
+def lockout_of(request: HttpRequest, blocks: Iterable[tuple[str, str]]) -> str:
+    """Return that these blocks, each of a rule and a subject, are about the request's user, and what lifts the first.
+
+    Empty if none is.
+    """
+    own = list(_own_subjects(request))
+    for rule, subject in blocks:
+        alone = OverrideTable([Override(0, subject, rule or ALL_RULES, "blocked")])
+        mine = next((each for each in own if alone.of_subject(each)), None)
+        if subject == EVERYBODY:
+            said = _("This blocks everybody, and so you.")
+        elif mine is not None:
+            said = _("This blocks you: your own requests count for %s.") % mine
+        else:
+            continue
+        words = ["manage.py", "quota_override", "clear", subject]
+        words += [] if rule in ("", ALL_RULES) else ["--rule", rule]
+        return f"{said} {_('If you lock yourself out, this command lifts it: %s') % shlex.join(words)}"
+    return ""
+
+
+def _own_subjects(request: HttpRequest) -> Iterator[str]:
+    with suppress(ConfigurationError):  # the request has no address
+        yield ip_subject(request)
+    yield user_subject(request.user)  # whoever sees the admin is a user

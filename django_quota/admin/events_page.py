@@ -25,8 +25,7 @@ from django_quota.error_texts import error_in_words
 from django_quota.features.events import SEARCHED, Event, EventFilter, Search, event_log, iso
 from django_quota.features.usage.spreadsheets import csv_response
 from django_quota.limiting.registry import get_limiter
-from django_quota.operating.lookup import find_subjects
-from django_quota.operating.related import related_subjects
+from django_quota.operating.lookup import find_subjects, related_subjects
 
 PER_EVENTS_PAGE = 100
 """Events on a page of the list."""

@@ -18,8 +18,7 @@ from django.urls import URLPattern, path
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
-from django_quota.admin.base import ReadOnlyAdmin, may_see_users, names_among
-from django_quota.admin.lockouts import LOCKOUT, lockout_of
+from django_quota.admin.base import LOCKOUT, ReadOnlyAdmin, lockout_of, may_see_users, names_among
 from django_quota.admin.subject_actions import ACTIONS, SubjectAction
 from django_quota.admin.wording import STATES, WHYS, ban_in_words, override_state, refused_until, subject_in_words
 from django_quota.conf import current, limits_logins
@@ -44,10 +43,11 @@ from django_quota.operating.inspection import (
 )
 from django_quota.operating.lookup import (
     login_names,
+    networks_around,
+    related_subjects,
     subject_hint,
     user_of,
 )
-from django_quota.operating.related import networks_around, related_subjects
 from django_quota.subjects.subject import is_bare, named_subject
 
 OVERRIDES_SHOWN = 100

@@ -7,6 +7,7 @@ Unknown subjects and rules are not errors: a call may use any of them. If the in
 from __future__ import annotations
 
 import re
+import reprlib
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -21,14 +22,13 @@ from django.db.models import CharField, Q, TextField
 from django.utils.encoding import repercent_broken_unicode
 from django.utils.translation import gettext as _
 
-from django_quota.conf import rule_of
+from django_quota.conf import current, rule_of
 from django_quota.core.errors import RuleError, nearest
 from django_quota.core.keys import is_digest
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rule_options import network_of
-from django_quota.core.rules import is_valid_name
+from django_quota.core.rules import dotted_path, is_valid_name
 from django_quota.limiting.known_rules import known_keys, known_rules, known_sizes
-from django_quota.operating.related import related_subjects
 from django_quota.subjects.addresses import address_of, is_address, is_network, own_prefixes
 from django_quota.subjects.subject import (
     LOGIN,
@@ -381,3 +381,44 @@ def _all_users() -> Any:
     """Return all users, from the database for writes: a replica may not have a new user yet."""
     model: Any = get_user_model()
     return model._default_manager.using(router.db_for_write(model))
+
+
+# --- the subjects that count beside another one -----------------------------------------------------------------------
+
+
+MAX_RELATED = 10
+"""How many subjects of a user are read."""
+
+
+def networks_around(subject: str) -> list[str]:
+    """Return the networks by which known rules count an address, such as `ip:203.0.113.0/24`; the smallest first."""
+    if not subject.startswith("ip:"):
+        return []
+    try:
+        own: Any = network_of(subject.removeprefix("ip:"))
+    except ValueError:  # of several parts
+        return []
+    sizes = sorted((bits for version, bits in known_sizes() if version == own.version), reverse=True)
+    return [named_subject(f"ip:{own.supernet(new_prefix=bits)}") for bits in sizes if bits < own.prefixlen]
+
+
+def related_subjects(user: Any) -> list[str]:
+    """Return the subjects that count for a user besides their own, at most `MAX_RELATED`; empty without `RELATED`.
+
+    Raises `RuleError` if the function of the site fails, or if a result is not a subject.
+    """
+    function = current().related
+    if function is None:
+        return []
+    whose = f'{dotted_path(function)}, QUOTA["RELATED"],'
+    try:
+        given: list[Any] = list(function(user))
+    except Exception as error:  # of the site
+        problem = f"{whose} raised {type(error).__name__} for {user_subject(user)}: {error}"
+        raise RuleError(problem, "Return a list of subjects, such as [Subject('org', 7)].") from error
+    wrong = next((each for each in given if not isinstance(each, str)), None)
+    if wrong is not None:
+        problem = f"{whose} returned {reprlib.repr(wrong)} for {user_subject(user)}."
+        raise RuleError(problem, "Return subjects: Subject('org', 7), or 'org:7'.")
+    found = dict.fromkeys(map(named_subject, given))
+    return [each for each in found if each != user_subject(user)][:MAX_RELATED]

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client
 
-from django_quota.admin.lockouts import LOCKOUT
+from django_quota.admin.base import LOCKOUT
 from django_quota.models import QuotaOverride
 from tests.admin.operators import superuser
 

@@ -512,7 +512,7 @@ class TestPreviewOfGroups:
         assert "The store knows none of these by name" in preview(superuser(), subject="org:*", **self.BLOCK)
 
     def test_of_many_subjects_some_are_previewed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("django_quota.admin.override_form.MAX_PREVIEWED", 2)
+        monkeypatch.setattr("django_quota.admin.overrides.MAX_PREVIEWED", 2)
 
         assert "2 of these subjects were refused today" in preview(superuser(), subject="*", **self.BLOCK)
 
@@ -637,7 +637,7 @@ class TestActionsOnAllRows:
 
     @pytest.mark.parametrize(("most", "changed"), [(3, 0), (4, 4)], ids=["below their number", "their number"])
     def test_more_than_a_bound_are_left(self, most: int, changed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("django_quota.admin.override_admin.MAX_BULK_CHANGES", most)
+        monkeypatch.setattr("django_quota.admin.overrides.MAX_BULK_CHANGES", most)
 
         do(superuser(), "block_selected", [], **self.EVERYTHING, _locks_me_out="1")
 

@@ -33,8 +33,15 @@ from django_quota.operating.inspection import (
     recent_refusals,
     used_rules,
 )
-from django_quota.operating.lookup import find_users, login_names, parse_rule_input, parse_subject_input, user_of
-from django_quota.operating.related import networks_around, related_subjects
+from django_quota.operating.lookup import (
+    find_users,
+    login_names,
+    networks_around,
+    parse_rule_input,
+    parse_subject_input,
+    related_subjects,
+    user_of,
+)
 from django_quota.subjects.addresses import is_address
 from django_quota.subjects.subject import is_bare, parts_of, user_subject
 
