@@ -447,7 +447,7 @@ class TestChecksOfWhatIsLeft:
             MIDDLEWARE=["django_ratelimit.middleware.RatelimitMiddleware"],
             RATELIMIT_USE_CACHE="limits",
         )
-        monkeypatch.setattr("django_quota.contrib.django_ratelimit.checks.settings", left)
+        monkeypatch.setattr("django_quota.contrib.django_ratelimit.decorators.settings", left)
         monkeypatch.setitem(sys.modules, "django_ratelimit.core", sys)
 
     def test_a_site_that_has_moved_has_no_findings(self, settings: Any) -> None:

@@ -11,7 +11,6 @@ The framework authenticates inside the view. So on a view with one of these thro
 from __future__ import annotations
 
 from django_quota.contrib.rest_framework import view_rules  # noqa: F401 — registers what it has
-from django_quota.contrib.rest_framework.answers import detail_response, problem_details
 from django_quota.contrib.rest_framework.throttles import (
     AnonRateThrottle,
     QuotaThrottle,
@@ -19,6 +18,8 @@ from django_quota.contrib.rest_framework.throttles import (
     ScopedRateThrottle,
     SimpleRateThrottle,
     UserRateThrottle,
+    detail_response,
+    problem_details,
     with_quota_rules,
 )
 

@@ -1,4 +1,4 @@
-"""The throttles. The first one that a view asks also decides the rules that wait for the view.
+"""The throttles, and answers for an API. The first throttle that a view asks also decides the rules that wait for it.
 
 Django REST framework imports this module while it defines its views, so nothing here imports those views.
 """
@@ -14,10 +14,11 @@ from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
 from django.core.exceptions import BadRequest
-from django.http import HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from rest_framework import exceptions, throttling
 
 from django_quota import Decision, Rule, adapters
+from django_quota.adapters import refusal_response
 from django_quota.conf import current
 from django_quota.exceptions import QuotaExceeded, RuleError
 
@@ -389,3 +390,31 @@ class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
         self.scope = scope
         self.rate = self.get_rate()
         self.num_requests, self.duration = self.parse_rate(self.rate)
+
+
+# --- answers for an API -----------------------------------------------------------------------------------------------
+#
+# One format for all refusals: those of the middleware, and those of the throttles.
+
+
+def detail_response(request: HttpRequest, decision: Decision) -> HttpResponse | None:
+    """Answer as the throttles do, `{"detail": "The limit is ..."}`: for `QUOTA["RESPONSE"]`.
+
+    Returns None for a request that prefers HTML: it gets the page.
+    """
+    if request.get_preferred_type(["application/json", "text/html"]) == "text/html":
+        return None
+    refused = QuotaThrottled(decision, decision.retry_after)
+    return JsonResponse({"detail": refused.detail}, status=refused.status_code)
+
+
+def problem_details(error: Exception, context: dict[str, Any]) -> Any:
+    """Answer a refusal of a throttle as the middleware does: for `REST_FRAMEWORK["EXCEPTION_HANDLER"]`.
+
+    All other errors go to the framework's own handler.
+    """
+    from rest_framework.views import exception_handler  # noqa: PLC0415 — it imports the throttles of the settings
+
+    if not isinstance(error, QuotaThrottled):
+        return exception_handler(error, context)
+    return refusal_response(context["request"], error.decision)
