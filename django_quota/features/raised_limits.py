@@ -170,7 +170,7 @@ def _end_of_period(rule: Rule, subject: str, limits: Sequence[Limit], now: int) 
 def _end_of_count(rule: Rule, subject: str, limit: Limit, now: int) -> int:
     """Return until when the units count that a subject has used of a period; 0 if it has used none."""
     key = f"{subject_base(current().prefix_in(rule.store), subject)}}}:{state_part(limit)}"
-    store = get_limiter().counting_in(database=rule.store is not None).reporting_store
+    store = get_limiter().stores.counting_in(database=rule.store is not None).reporting_store
     try:
         (found,) = store.run(ReadStates([key]), frozen_now())
     except StoreUnavailable:

@@ -36,9 +36,9 @@ from django_quota.limiting.api import (
 )
 from django_quota.limiting.asking import rates_flow
 from django_quota.limiting.known_rules import NamedRule, known_rule, known_rules, rules_named
-from django_quota.limiting.limiter import CountingStore
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import counting_stores, get_limiter, store_call
+from django_quota.limiting.stores import CountingStore
 from django_quota.subjects.subject import subject_of
 
 RULES_AT_ONCE = 100

@@ -11,8 +11,8 @@ from django_quota.conf import current
 from django_quota.core import keys
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.engine.operations import Operation, Script, States, fields_of, script, text
-from django_quota.limiting.limiter import CountingStore
 from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.stores import CountingStore
 from django_quota.stores.base import all_well
 from django_quota.stores.scanning import KEYS_A_SCAN
 

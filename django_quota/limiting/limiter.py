@@ -1,7 +1,8 @@
 """The limiter: it decides what is asked, counts the Decision, and notifies the observers.
 
-Overrides come first: they need no store. Then the store is asked once. Two layers save that call: a refusal that the
-process remembers (`refusals`), and what decides while the store does not answer (`fallback`).
+Overrides come first: they need no store. Then the store is asked once; `stores` does so, and splits a decision over two
+if it must. Two layers save that call: a refusal that the process remembers (`refusals`), and what decides while the
+store does not answer (`fallback`).
 """
 
 from __future__ import annotations
@@ -9,65 +10,39 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from operator import attrgetter
 from time import perf_counter_ns
 
 from django.http import HttpRequest
 
 from django_quota.conf import QuotaSettings, current, time_zone
 from django_quota.core import clock
-from django_quota.core.clock import MAX_GUESSES, frozen_now, machine_now
+from django_quota.core.clock import frozen_now, machine_now
 from django_quota.core.decisions import Decision, updated
-from django_quota.core.errors import QuotaError, StoreCommandDenied, StoreDataError, StoreFull, StoreUnavailable
+from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreFull, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.core.overrides import OverrideTable
-from django_quota.core.rule_options import RuleStore
 from django_quota.core.rules import Rule
-from django_quota.engine.answers import Answer, Standing, answered, joined
+from django_quota.engine.answers import Answer, Standing
 from django_quota.engine.asks import Ask
-from django_quota.engine.codec import EventKind, Reply
+from django_quota.engine.codec import Reply
 from django_quota.engine.compiled import CompiledRule, forget_compiled
-from django_quota.engine.decide import Decide
-from django_quota.engine.events import NO_LOG, AppendEvents, events_of
+from django_quota.engine.events import AppendEvents, events_of
 from django_quota.engine.hits import Hit
 from django_quota.engine.receipts import Receipt, Settlement
 from django_quota.engine.resolving import AskMode, Resolved, Scope, event_log_of, resolve
-from django_quota.limiting.cleaning import Cleaning
 from django_quota.limiting.fallback import Fallback, Workers
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.metrics import DecisionMetrics, notify, receivers
-from django_quota.limiting.outages import OutageReportingStore, Outages
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.prefetch import Prefetch, takes_ahead
 from django_quota.limiting.refusals import Refusals
+from django_quota.limiting.stores import Stores
 from django_quota.limiting.unasked import UnaskedHits
-from django_quota.runtime import runtime
-from django_quota.signals import Announcement, announce, banned, near_limit, refused, send
+from django_quota.signals import Announcement, announce, send
 from django_quota.stores.base import Store
 from django_quota.subjects.sources import source_of
 
 logger = logging.getLogger("django_quota.rules")
-
-_SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
-"""The signal of each event in a reply."""
-
-
-class CountingStore:
-    """A store that decides, with its outages. `of_rules`: which rules count there, by their option `store`."""
-
-    def __init__(self, store: Store, count_outage: Callable[[], object], of_rules: RuleStore | None = None) -> None:
-        self.store = store
-        self.of_rules = of_rules
-        self.outages = Outages(all_nodes_healthy=lambda: store.all_nodes_healthy, count=count_outage)
-        self.reporting_store = OutageReportingStore(store, self.outages)
-        """The store for features that raise `StoreUnavailable`."""
-        self.cleaning = None if store.database is None else Cleaning(store.database)
-        """Deletes expired rows; None if the store forgets by itself."""
-
-    @property
-    def prefix(self) -> str:
-        """The beginning of the keys of its rules."""
-        return current().prefix_in(self.of_rules)
 
 
 class Limiter:
@@ -81,53 +56,24 @@ class Limiter:
         self.store = store
         self.metrics = DecisionMetrics(store)
         """Counts the decisions."""
-        self.unasked = UnaskedHits(store, lambda database: self.counting_in(database=database).store)
+        self.unasked = UnaskedHits(store, lambda database: self.stores.counting_in(database=database).store)
         """Counts what is decided without the store."""
-        self.first = CountingStore(store, self.metrics.count_outage)
+        self.fallback = Fallback(Workers(store) if store.is_shared else None)
+        self.stores = Stores(store, open_database, self.metrics.count_outage, self.fallback, self.undo_flow)
+        self.first = self.stores.first
         """Decides the rules without a store of their own."""
         self.outages = self.first.outages
         self.reporting_store = self.first.reporting_store
         """The store for features that raise `StoreUnavailable`."""
-        self._open_database = open_database
-        self._second: CountingStore | None = None
-        self.fallback = Fallback(Workers(store) if store.is_shared else None)
         self.refusals = Refusals(self.unasked, self.metrics)
         self.prefetch = Prefetch(self.unasked, self.metrics, lambda: self.fallback.number_of_workers)
-        self._skew = 0
-        """Microseconds by which the store's clock is ahead of ours."""
 
     def close(self) -> None:
         """End what it does in the background, and close its stores."""
         flusher.remove(self.metrics, self.refusals, self.unasked, self.fallback.workers)
-        for each in (self.first, self._second):
-            if each is not None:
-                flusher.remove(each.cleaning)
-                each.store.close()
+        self.stores.close()
         self.fallback.local.close()
         forget_compiled()
-
-    # --- the stores ---------------------------------------------------------------------------------------------------
-
-    def counting_in(self, *, database: bool) -> CountingStore:
-        """Return the store of the rules with or without `store="database"`. The second is made when first needed."""
-        if not database or self._open_database is None:
-            return self.first
-        if self._second is None:
-            with runtime.changing:
-                if self._second is None:
-                    self._second = CountingStore(self._open_database(), self.metrics.count_outage, "database")
-        return self._second
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes share any of its counts."""
-        return self.first.store.is_shared or self._second is not None
-
-    def stores_in_use(self) -> Sequence[CountingStore]:
-        """Return the stores for which the process has made rules or counters: one, or two."""
-        if self._open_database is None or not Rule.any_in_database:
-            return (self.first,)
-        return (self.first, self.counting_in(database=True))
 
     # --- what callers ask for -----------------------------------------------------------------------------------------
 
@@ -184,7 +130,7 @@ class Limiter:
         places = frozenset(ask.place for ask in asks)
         scope, frozen, now = scope_of(current()), frozen_now(), clock.now()
         resolved = resolve(asks, table, now, mode="peek", taken=places)
-        hits = resolved.hits(scope, now if frozen is not None else now + self._skew)
+        hits = resolved.hits(scope, now if frozen is not None else now + self.stores.skew)
         if not hits:
             return []
         answer = run_sync(self._store_flow(resolved, hits, "peek", scope, frozen))
@@ -238,7 +184,7 @@ class Limiter:
             return answer.decision
         try:
             for operation, in_database in self.unasked.settlements(settlement):
-                store = self.counting_in(database=in_database).reporting_store
+                store = self.stores.counting_in(database=in_database).reporting_store
                 yield IOCall(store.run, store.arun, operation, frozen_now())
         except StoreUnavailable:
             return answer.resolved.unlimited(degraded=True)
@@ -259,9 +205,7 @@ class Limiter:
     def note_failure(self, error: StoreUnavailable) -> None:
         """Report an outage because of an error that left a view."""
         if not isinstance(error, (StoreFull, StoreCommandDenied, StoreDataError)):  # these are logged where they arise
-            second = self._second
-            is_of_second = second is not None and second.outages.is_on and not self.outages.is_on
-            send((second if second and is_of_second else self.first).outages.failed(error, []))
+            send(self.stores.failing().outages.failed(error, []))
 
     # --- the way of a decision ----------------------------------------------------------------------------------------
 
@@ -284,7 +228,7 @@ class Limiter:
             known = self._known(resolved, mode, request)
             if known is not None:
                 return known
-        hits = resolved.hits(scope, now if frozen is not None else now + self._skew)
+        hits = resolved.hits(scope, now if frozen is not None else now + self.stores.skew)
         if not hits:
             return Answer(resolved, resolved.decision_by_overrides())
         changes = refusals.changes
@@ -316,7 +260,7 @@ class Limiter:
             yield refreshing
         scope, frozen, now = scope_of(current()), frozen_now(), clock.now()
         resolved = settlement.resolve(overrides.table, now, counters_only=counters_only)
-        moment = now if frozen is not None else now + self._skew
+        moment = now if frozen is not None else now + self.stores.skew
         hits = settlement.at(resolved.hits(scope, moment), moment, scope)
         if not hits:
             return Answer(resolved, resolved.decision_by_overrides())
@@ -332,90 +276,10 @@ class Limiter:
         self, resolved: Resolved, hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope, frozen: int | None
     ) -> Flow[Answer]:
         """Return the flow that asks the store; it also returns what this process has taken ahead."""
-        needs_database = Rule.any_in_database and self._open_database is not None and any(map(_in_database, hits))
         if not (CompiledRule.any_prefetches and takes_ahead(hits)):
-            if needs_database:
-                return self._ask_both_flow(hits, resolved, mode, scope, frozen)
-            return self._ask_flow(hits, resolved, mode, scope, frozen, self.first)
-        asking = self._ask_both_flow if needs_database else partial(self._ask_flow, asked=self.first)
-        ask = partial(asking, resolved=resolved, mode=mode, scope=scope, frozen=frozen)
+            return self.stores.ask_flow(hits, resolved, mode, scope, frozen)
+        ask = partial(self.stores.ask_flow, resolved=resolved, mode=mode, scope=scope, frozen=frozen)
         return self.prefetch.around_flow(resolved, hits, mode, overrides.table, ask)
-
-    def _ask_both_flow(
-        self, hits: Sequence[Hit], resolved: Resolved, mode: AskMode | Settlement, scope: Scope, frozen: int | None
-    ) -> Flow[Answer]:
-        """Ask the first store, then the database, each about its own hits; a check is all or nothing.
-
-        If the database refuses, the first store gives back what it took. If a process is killed in between, that stays
-        counted. Each store may be down by itself: then the rules that count there decide by their `on_unavailable`.
-        """
-        second = self.counting_in(database=True)
-        if all(map(_in_database, hits)):
-            return (yield from self._ask_flow(hits, resolved, mode, scope, frozen, second))
-        ours = [hit for hit in hits if not hit.compiled.is_in_database]
-        theirs = [hit for hit in hits if hit.compiled.is_in_database]
-        part = resolved.part(in_database=False)
-        first_answer = yield from self._ask_flow(ours, part, mode, scope, frozen, self.first, is_part=True)
-        later: AskMode | Settlement = "peek" if mode == "check" and first_answer.decision.enforced else mode
-        part = resolved.part(in_database=True)
-        try:
-            last_answer = yield from self._ask_flow(theirs, part, later, scope, frozen, second, is_part=True)
-        except QuotaError:
-            if mode == "check":
-                yield from self.undo_flow(first_answer.receipt(is_counted=False))
-            raise
-        if later != mode:
-            last_answer = last_answer.undone(last_answer.decision)
-        elif mode == "check" and last_answer.decision.enforced:
-            receipt = first_answer.receipt(is_counted=False)
-            first_answer = first_answer.undone(updated(first_answer.decision, (yield from self.undo_flow(receipt))))
-        answer = joined(resolved, hits, (first_answer, last_answer))
-        announcements = _announcements(answer)
-        if announcements:
-            yield announce(announcements)
-        return answer
-
-    def _ask_flow(
-        self,
-        hits: Sequence[Hit],
-        resolved: Resolved,
-        mode: AskMode | Settlement,
-        scope: Scope,
-        frozen: int | None,
-        asked: CountingStore,
-        *,
-        is_part: bool = False,
-    ) -> Flow[Answer]:
-        """Return the answer of a store, or of each rule's `on_unavailable`; send the signals of either.
-
-        `frozen`: the time that a test has set (microseconds). `is_part`: the caller sends the signals of the answer.
-        """
-        outages, store, counts = asked.outages, asked.store, mode in ("check", "force")
-        if outages.is_on and counts and store.is_refusing() and self.fallback.allows(resolved):
-            return Answer(resolved, resolved.unlimited(degraded=True), hits)
-        try:
-            for _ in range(MAX_GUESSES):
-                reply = yield IOCall(store.run, store.arun, _operation(hits, mode, scope), frozen)
-                answer = answered(resolved, hits, reply)
-                if answer is not None:
-                    break
-                moment = reply[0]
-                self._skew = moment - machine_now()
-                hits = _at(hits, mode, moment, scope)
-            else:
-                raise StoreUnavailable("the store's clock kept crossing the end of a day or period")  # noqa: TRY301
-        except StoreFull:
-            return Answer(resolved, resolved.without_store([ask.rule for ask in resolved.for_store]), hits)
-        except StoreUnavailable as error:
-            announcements = outages.failed(error, resolved.subjects)
-            answer = Answer(resolved, self.fallback.decide(resolved, mode, scope, error), hits)
-        else:
-            announcements = [] if answer.reply is None or is_part else _announcements(answer)
-            if outages.is_on:
-                announcements += outages.answered(wrote=counts and answer.took_anything())
-        if announcements:
-            yield announce(announcements)
-        return answer
 
     def _log_flow(
         self, answer: Answer, reply: Reply, scope: Scope, frozen: int | None, request: HttpRequest | None
@@ -449,19 +313,6 @@ class Limiter:
         return self.unasked.count(answer, request) if answer.has_uncounted else ()
 
 
-def _operation(hits: Sequence[Hit], mode: AskMode | Settlement, scope: Scope) -> Decide:
-    if isinstance(mode, Settlement):
-        return Decide(hits, mode.mode(hits, scope), emits=scope.log is not NO_LOG)
-    return Decide(hits, mode, emits=mode in ("check", "force") and scope.log is not NO_LOG)
-
-
-def _at(hits: Sequence[Hit], mode: AskMode | Settlement, moment: int, scope: Scope) -> Sequence[Hit]:
-    """Return hits with the edges of days and calendars at a moment (microseconds)."""
-    if isinstance(mode, Settlement):
-        return mode.at(hits, moment, scope)
-    return tuple([hit.at(moment, scope.zone()) for hit in hits])
-
-
 @lru_cache(maxsize=4)
 def scope_of(settings: QuotaSettings) -> Scope:
     """Return where a site with these settings counts."""
@@ -472,20 +323,6 @@ def scope_of(settings: QuotaSettings) -> Scope:
 def _is_limited(answer: Answer) -> bool:
     """Say whether a limit or an override was asked."""
     return bool(answer.hits or answer.resolved.by_override)
-
-
-_in_database = attrgetter("compiled.is_in_database")
-
-
-def _announcements(answer: Answer) -> list[Announcement]:
-    """Return the signals of the events that an answer reports."""
-    return [_announcement(answer.decision, *event) for event in answer.events()]
-
-
-def _announcement(decision: Decision, what: EventKind, hit: Hit, value: int) -> Announcement:
-    """Return the signal of an event in a reply."""
-    values = {"rule": hit.rule, "subject": hit.subject, "decision": decision}
-    return _SIGNALS[what], {**values, "share": value / 1000} if what == "near" else values
 
 
 def _log_shadows(decision: Decision) -> None:

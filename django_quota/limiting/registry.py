@@ -10,7 +10,8 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.flow import IOCall
 from django_quota.engine.operations import Operation
 from django_quota.limiting.known_rules import known_rules
-from django_quota.limiting.limiter import CountingStore, Limiter
+from django_quota.limiting.limiter import Limiter
+from django_quota.limiting.stores import CountingStore
 from django_quota.runtime import runtime
 from django_quota.stores.base import Store
 from django_quota.stores.database.store import DatabaseStore
@@ -31,7 +32,7 @@ def _make_limiter() -> Limiter:
 
 def _depends(limiter: Limiter, setting: str) -> bool:
     # The memory store does not depend on CACHES and DATABASES.
-    return setting == "QUOTA" or (setting in ("CACHES", "DATABASES") and limiter.is_shared)
+    return setting == "QUOTA" or (setting in ("CACHES", "DATABASES") and limiter.stores.is_shared)
 
 
 _limiter = runtime.part(_make_limiter, depends=_depends, end=Limiter.close)
@@ -47,7 +48,7 @@ def store_call(operation: Operation, *, in_database: bool = False) -> IOCall:
 
     `in_database`: whether it is about a rule or a counter with `store="database"`.
     """
-    store = get_limiter().counting_in(database=in_database).reporting_store
+    store = get_limiter().stores.counting_in(database=in_database).reporting_store
     return IOCall(store.run, store.arun, operation, frozen_now())
 
 
@@ -57,7 +58,7 @@ def counting_stores() -> Sequence[CountingStore]:
     A counter is known from when the process made it.
     """
     known_rules()
-    return get_limiter().stores_in_use()
+    return get_limiter().stores.in_use()
 
 
 def make_store(name: str) -> Store:

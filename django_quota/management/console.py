@@ -28,8 +28,8 @@ from django_quota.core import clock
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.core.rates import parse_duration
-from django_quota.limiting.limiter import CountingStore
 from django_quota.limiting.registry import counting_stores, get_limiter, which_redis
+from django_quota.limiting.stores import CountingStore
 from django_quota.operating.lookup import rule_hint, subject_hint
 from django_quota.stores.base import Store
 from django_quota.subjects.addresses import is_address
@@ -228,7 +228,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, JobEndedError):
         return f"{words.rstrip('.')}. It is {error.place}."
     if isinstance(error, StoreUnavailable):
-        silent = [each.of_rules for each in get_limiter().stores_in_use() if each.outages.is_on]
+        silent = [each.of_rules for each in get_limiter().stores.in_use() if each.outages.is_on]
         place = place_of("database" if silent == ["database"] else current().store)
         return f"{words.rstrip('.')}. It is {place}."
     if isinstance(error, ConnectionDoesNotExist):

@@ -18,8 +18,8 @@ from django_quota.core.clock import DAY, now
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.events import EventFilter, EventRows, event_log
 from django_quota.features.usage.days import recent_usage
-from django_quota.limiting.cleaning import BATCH, CLEANING_INTERVAL, Cleaning
 from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.stores import BATCH, CLEANING_INTERVAL, Cleaning
 from django_quota.management.commands import quota_sweep
 from django_quota.models import DailyCounter
 from django_quota.operating import sweep as operating_sweep
@@ -402,7 +402,7 @@ class TestProcessThatDecides:
         self, cleaning: Cleaning, timer: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         batches = [Expired(BATCH, 0, 0), Expired(1, 0, 0)]
-        monkeypatch.setattr("django_quota.limiting.cleaning.delete_expired", lambda *_: batches.pop(0))
+        monkeypatch.setattr("django_quota.limiting.stores.delete_expired", lambda *_: batches.pop(0))
         timer.now += 1.5 * CLEANING_INTERVAL
 
         for _ in range(2):

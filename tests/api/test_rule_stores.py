@@ -70,7 +70,7 @@ def bursts(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer
     else:
         settings.CACHES = caches(started(request.param))
         flush()
-    empty_database(get_limiter().counting_in(database=True).store)  # type: ignore[arg-type]
+    empty_database(get_limiter().stores.counting_in(database=True).store)  # type: ignore[arg-type]
 
 
 def break_store(monkeypatch: pytest.MonkeyPatch, *, database: bool) -> None:
@@ -79,7 +79,7 @@ def break_store(monkeypatch: pytest.MonkeyPatch, *, database: bool) -> None:
     def fail(*_: object) -> None:
         raise StoreUnavailable("it was broken by the test")
 
-    monkeypatch.setattr(get_limiter().counting_in(database=database).store, "run", fail)
+    monkeypatch.setattr(get_limiter().stores.counting_in(database=database).store, "run", fail)
 
 
 def flush() -> None:
@@ -254,7 +254,7 @@ def test_an_outage_of_the_database_is_not_one_of_the_first_store(monkeypatch: py
     break_store(monkeypatch, database=True)
     check("month", "user:1")
     limiter = get_limiter()
-    assert [limiter.counting_in(database=each).outages.is_on for each in (False, True)] == [False, True]
+    assert [limiter.stores.counting_in(database=each).outages.is_on for each in (False, True)] == [False, True]
 
 
 @pytest.mark.usefixtures("bursts")

@@ -36,7 +36,7 @@ def accounts(request: pytest.FixtureRequest, redis_server: RedisServer, raw: Any
             "month": {"rate": f"{MONTH}/month", "algorithm": "calendar", "store": "database"},
         },
     }
-    empty_database(get_limiter().counting_in(database=True).store)  # type: ignore[arg-type]
+    empty_database(get_limiter().stores.counting_in(database=True).store)  # type: ignore[arg-type]
     PREPAID.set(ORG, MONTH)
 
 

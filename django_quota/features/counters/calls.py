@@ -524,7 +524,7 @@ def counters_of(subject: str, names: Iterable[str] = (), decided: Collection[str
         counters = [of for of in known.values() if (of.store is not None) == in_database]
         if not counters:
             continue
-        store = get_limiter().counting_in(database=in_database).reporting_store
+        store = get_limiter().stores.counting_in(database=in_database).reporting_store
         replies = all_well(store.try_all([operations.Grants(of.keys_of(subject)) for of in counters], frozen_now()))
         for of, reply in zip(counters, replies, strict=True):
             if reply[0] != operations.DONE:
