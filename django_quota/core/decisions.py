@@ -8,16 +8,53 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from django_quota.core.algorithms import Limit
-from django_quota.core.algorithms.concurrency import AtOnce, Concurrency
 from django_quota.core.algorithms.stock import Held, UnitsLeft
 from django_quota.core.caching import lazy_attribute
 from django_quota.core.clock import DAY, SECOND, in_words, moment_of, now
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.rates import Rate
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """A number of holders at once; the limit of a slot has this in place of a `Rate`."""
+
+    count: int
+    window: ClassVar[str] = "at-once"
+
+    def __str__(self) -> str:
+        return self.in_words()
+
+    def in_words(self) -> str:
+        """Return the limit as people say it: `"10 at once"`."""
+        return f"{self.count:,} at once"
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """How many may hold a slot at once, as Decisions show it; it has the public attributes of a `Limit`.
+
+    `features/slots` decides. It is not an `Algorithm`: a slot is free again when its holder releases it, not when a
+    window ends.
+    """
+
+    rule: str
+    """The name of the slot."""
+    capacity: int
+    """The largest number of holders."""
+    algorithm_name: ClassVar[str] = "concurrency"
+    unit: ClassVar[str] = "concurrent-requests"
+    window: ClassVar[None] = None
+
+    @property
+    def rate(self) -> AtOnce:
+        """The limit, where other limits have a rate."""
+        return AtOnce(self.capacity)
+
 
 Why = Literal["", "override", "exempt", "blocked", "banned"]
 

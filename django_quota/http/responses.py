@@ -26,10 +26,9 @@ from django.utils.translation import get_language
 from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.algorithms import Limit
-from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.algorithms.stock import UnitsLeft
 from django_quota.core.clock import SECOND
-from django_quota.core.decisions import AnyLimit, Decision, Outcome
+from django_quota.core.decisions import AnyLimit, AtOnce, Decision, Outcome
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rates import Rate
 from django_quota.http.refusal_page import Shown, is_our_page, render_page

@@ -18,9 +18,8 @@ from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_quota.conf import current, limits_logins
 from django_quota.core.algorithms import Limit
-from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.algorithms.stock import Held, UnitsLeft
-from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.decisions import AtOnce, Decision, Outcome
 from django_quota.core.rates import Rate
 
 _EVERY = {

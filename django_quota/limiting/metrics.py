@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from django_quota.conf import current, is_async_callable
 from django_quota.core import clock
 from django_quota.core.algorithms.calendar import day_of
-from django_quota.core.algorithms.concurrency import Concurrency
 from django_quota.core.clock import SECOND, frozen_now
-from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.decisions import Concurrency, Decision, Outcome
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, named, system_key

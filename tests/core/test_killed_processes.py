@@ -14,7 +14,7 @@ import redis
 
 from django_quota import counter, slot
 from django_quota.exceptions import QuotaExceeded
-from django_quota.features.slots.operations import Renew
+from django_quota.features.slots.calls import Renew
 from tests.support.processes import ended, forks, heard, processes, started
 from tests.support.slots import keys_of
 from tests.support.steps import SECOND

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_quota.features.slots.operations import Acquire, Release, Renew, SlotKeys
+from django_quota.features.slots.calls import Acquire, Release, Renew, SlotKeys
 from django_quota.features.slots.queues import slot_queues
 from django_quota.features.slots.renewal import renewer
 from django_quota.limiting.flusher import flusher
