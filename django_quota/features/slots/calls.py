@@ -369,7 +369,7 @@ def lock(
 
 # --- operations -------------------------------------------------------------------------------------------------------
 #
-# Take, renew and release a slot, and list the holders. Each class is the specification of the `lease_*.lua` of its name.
+# Take, renew and release a slot, and list the holders. Each class specifies the `lease_*.lua` of its name.
 
 
 def _lease_script(name: str) -> Script:
