@@ -535,7 +535,7 @@ class TestSettingABan:
 
         assert not peek("login", ann)
 
-    def test_the_list_says_who_set_it_and_why(self) -> None:
+    def test_the_list_has_its_reason_beside_the_one_who_set_it(self) -> None:
         client = superuser()
 
         self.set_ban(client)

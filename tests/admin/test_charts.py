@@ -37,17 +37,31 @@ def drawn(name: str, chart: Any) -> ElementTree.Element:
     return ElementTree.fromstring(f"<div>{html}</div>")
 
 
+def cells_of(year: int, first: int) -> Any:
+    """Return the cells of a year, where a week begins with day `first`."""
+    with patch("django_quota.admin.charts.get_format", lambda _: str(first)):
+        return heat_map(year, {}, date(year, 12, 31))["cells"]
+
+
 @inputs(40)
 @given(st.integers(1, 9998), st.integers(0, 6))
-def test_a_day_of_a_year_is_in_the_row_of_its_weekday_and_the_column_of_its_week(year: int, first: int) -> None:
-    with patch("django_quota.admin.charts.get_format", lambda _: str(first)):
-        cells = heat_map(year, {}, date(year, 12, 31))["cells"]
-    assert len({(cell.x, cell.y) for cell in cells}) == len(cells) == 365 + calendar.isleap(year)
+def test_each_day_of_a_year_is_in_the_row_of_its_weekday(year: int, first: int) -> None:
+    cells = cells_of(year, first)
+
     rows = sorted({cell.y for cell in cells})
     days = [date(year, 1, 1) + timedelta(number) for number in range(len(cells))]
     assert all((rows.index(cell.y) + first) % 7 == day.isoweekday() % 7 for cell, day in zip(cells, days, strict=True))
+    assert len(cells) == 365 + calendar.isleap(year)
+
+
+@inputs(40)
+@given(st.integers(1, 9998), st.integers(0, 6))
+def test_each_week_of_a_year_has_a_column(year: int, first: int) -> None:
+    cells = cells_of(year, first)
+
     columns = Counter(cell.x for cell in cells)
     assert all(columns[x] == 7 for x in sorted(columns)[1:-1])
+    assert len({(cell.x, cell.y) for cell in cells}) == len(cells), "no two days are in one place"
 
 
 @inputs(20)
@@ -76,40 +90,90 @@ def test_more_checks_are_never_a_lighter_shade(values: list[int], other: int) ->
     assert all((shade_of(value, bounds) == 0) == (value == 0) for value in values)
 
 
-def test_an_exceptional_day_is_the_darkest_and_the_legend_names_each_range() -> None:
+def test_an_exceptional_day_is_the_darkest() -> None:
     bounds = shade_bounds([1, 2, 3, 4, 5, 6, 7, 100])
+
     assert [shade_of(value, bounds) for value in (0, 1, 3, 5, 7, 100)] == [0, 1, 2, 3, 4, 4]
     assert [shade_of(value, shade_bounds([5, 5, 5])) for value in (5, 9)] == [1, SHADES]
-    for counts, legend in ((), "none"), ((5, 5, 5), "none 1-5"), ((1, 20, 300, 4000), "none 1 2-20 21-300 301 or more"):
-        days = {date(2026, 1, 1) + timedelta(number): Count(count) for number, count in enumerate(counts)}
-        found = [words for _, words in heat_map(2026, days, date(2026, 12, 31))["legend"]]
-        assert " ".join(found).replace("\N{EN DASH}", "-") == legend
+
+
+@pytest.mark.parametrize(
+    ("counts", "legend"),
+    [
+        pytest.param((), "none", id="no checks"),
+        pytest.param((5, 5, 5), "none 1-5", id="equal days"),
+        pytest.param((1, 20, 300, 4000), "none 1 2-20 21-300 301 or more", id="four ranges"),
+    ],
+)
+def test_the_legend_names_the_range_of_each_shade(counts: tuple[int, ...], legend: str) -> None:
+    days = {date(2026, 1, 1) + timedelta(number): Count(count) for number, count in enumerate(counts)}
+
+    found = [words for _, words in heat_map(2026, days, date(2026, 12, 31))["legend"]]
+
+    assert " ".join(found).replace("\N{EN DASH}", "-") == legend
+
+
+def january(counts: dict[int, Count]) -> tuple[dict[date, Count], ElementTree.Element]:
+    """Return the days of the given numbers, and the heat map of the year as it is on January 31."""
+    days = {date(2026, 1, 1) + timedelta(number): each for number, each in counts.items()}
+    return days, drawn("heat_map", heat_map(2026, days, date(2026, 1, 31)))
+
+
+def titles_of(svg: ElementTree.Element) -> list[str]:
+    return [group.findtext("title") or "" for group in svg.iter("g")]
+
+
+def marks_of(svg: ElementTree.Element) -> Counter[str | None]:
+    return Counter(element.get("class") for element in svg.iter())
 
 
 @given(st.dictionaries(st.integers(0, 30), check_counts, max_size=9))
-def test_a_heat_map_says_and_marks_each_day_and_leaves_out_days_to_come(given_counts: dict[int, Count]) -> None:
-    days = {date(2026, 1, 1) + timedelta(number): counts for number, counts in given_counts.items()}
-    svg = drawn("heat_map", heat_map(2026, days, date(2026, 1, 31)))
-    titles = [group.findtext("title") or "" for group in svg.iter("g")]
-    assert [title != "" for title in titles] == [True] * 31 + [False] * 334
-    for day, counts in days.items():
-        words = f": {counts.allowed:,} allowed, {counts.refused:,} refused" if counts.checks else ": no checks"
-        assert words in titles[day.timetuple().tm_yday - 1]
-    marks = Counter(element.get("class") for element in svg.iter())
-    assert marks["refused"] == sum(counts.refused > 0 for counts in days.values())
-    assert marks["cell future"] == 334
+def test_a_heat_map_says_what_was_checked_on_each_day(given_counts: dict[int, Count]) -> None:
+    days, svg = january(given_counts)
+
+    titles = titles_of(svg)
+    words = {
+        day: f": {counts.allowed:,} allowed, {counts.refused:,} refused" if counts.checks else ": no checks"
+        for day, counts in days.items()
+    }
+    assert {day: titles[day.day - 1] for day in days if words[day] not in titles[day.day - 1]} == {}
+
+
+@given(st.dictionaries(st.integers(0, 30), check_counts, max_size=9))
+def test_a_heat_map_marks_days_with_refusals(given_counts: dict[int, Count]) -> None:
+    days, svg = january(given_counts)
+
+    assert marks_of(svg)["refused"] == sum(counts.refused > 0 for counts in days.values())
+
+
+@given(st.dictionaries(st.integers(0, 30), check_counts, max_size=9))
+def test_a_heat_map_says_nothing_of_days_to_come(given_counts: dict[int, Count]) -> None:
+    _, svg = january(given_counts)
+
+    assert [title != "" for title in titles_of(svg)] == [True] * 31 + [False] * 334
+    assert marks_of(svg)["cell future"] == 334
+
+
+@given(st.integers(0, 2**64))
+def test_the_axis_ends_at_a_round_number_above_all_counts(most: int) -> None:
+    top = axis_maximum(most)
+
+    assert most <= top <= max(2, most * 2.5)
+    assert re.fullmatch("[125]0*", str(top))
 
 
 @given(st.lists(check_counts, min_size=1, max_size=120))
-def test_bars_are_as_high_as_their_counts_below_a_round_number(values: list[Count]) -> None:
+def test_bars_are_as_high_as_their_counts(values: list[Count]) -> None:
     days = [(date(2026, 1, 1) + timedelta(number), counts) for number, counts in enumerate(values)]
-    most = max(counts.checks for counts in values)
-    top = axis_maximum(most)
-    assert most <= top <= max(2, most * 2.5)
-    assert re.fullmatch("[125]0*", str(top))
-    for (_day, counts), (_x, _title, parts) in zip(days, bar_chart(days)["bars"], strict=True):
-        height = sum(height for _kind, _y, height in parts)
-        assert abs(height - PLOT_HEIGHT * counts.checks / top) < 1 * len(parts) + 0.1
+
+    bars = bar_chart(days)["bars"]
+
+    top = axis_maximum(max(counts.checks for counts in values))
+    heights = [sum(height for _kind, _y, height in parts) for _x, _title, parts in bars]
+    right = [PLOT_HEIGHT * counts.checks / top for counts in values]
+    bounds = [1 * len(parts) + 0.1 for _x, _title, parts in bars]
+    wrong = [row for row in zip(heights, right, bounds, strict=True) if abs(row[0] - row[1]) >= row[2]]
+    assert wrong == [], "rows of height, right height, bound"
 
 
 def test_one_refusal_among_thousands_is_visible_in_a_sparkline() -> None:
@@ -128,7 +192,7 @@ def test_one_refusal_among_thousands_is_visible_in_a_sparkline() -> None:
         pytest.param(90, ["6 Jan", "20 Jan", "3 Feb", "17 Feb", "3 Mar", "17 Mar", "31 Mar"], id="each second week"),
     ],
 )
-def test_the_axis_names_the_last_day_and_days_before_it_that_are(count: int, named: list[str]) -> None:
+def test_the_axis_names_days_counted_back_from_the_last(count: int, named: list[str]) -> None:
     days = [(date(2025, 3, 31) - timedelta(number), Count()) for number in reversed(range(count))]
 
     assert [tick.text for tick in bar_chart(days)["ticks"]] == named

@@ -49,71 +49,169 @@ def listed(client: Client, query: str = "") -> list[tuple[str, str]]:
     return [(row.subject, row.rule) for row in reply.context["cl"].result_list]
 
 
-def test_a_row_has_its_counts_and_a_link_and_names_need_their_permission(client: Client) -> None:
-    user = User.objects.create_user("anna", email="anna@example.org")
-    row(f"user:{user.pk}", allowed=1_200_000, refused=400_000)
-    assert "anna" not in client.get(LIST).content.decode()
-    assert listed(client, "?q=anna") == listed(client, "?q=anna@example.org") == []
-    client = operator("view_dailycounter", "auth.view_user", name="sees users")
+def test_a_row_shows_its_counts_with_labels(client: Client) -> None:
+    row("user:1", allowed=1_200_000, refused=400_000)
+
     page = client.get(LIST).content.decode()
-    assert f'href="{LIST}usage/?subject=user%3A{user.pk}">anna (user:{user.pk})<' in page
+
     shown = " ".join(re.sub(r"<[^>]*>", " ", page).split())
     assert "allowed 1,200,000 refused 400,000 25.0 % units 1,200,000" in shown, "with labels, for cards"
-    assert listed(client, "?q=anna") == listed(client, "?q=anna@example") == [(f"user:{user.pk}", "search")]
 
 
-def test_rows_are_newest_first_and_filtered_by_rule_kind_and_day(client: Client, settings: Any) -> None:
+@pytest.fixture
+def anna(database: Any) -> User:
+    """A user who has a row."""
+    user = User.objects.create_user("anna", email="anna@example.org")
+    row(f"user:{user.pk}")
+    return user
+
+
+def test_a_row_links_to_the_usage_of_its_user_by_name(anna: User) -> None:
+    client = operator("view_dailycounter", "auth.view_user")
+
+    page = client.get(LIST).content.decode()
+
+    assert f'href="{LIST}usage/?subject=user%3A{anna.pk}">anna (user:{anna.pk})<' in page
+
+
+@pytest.mark.parametrize("text", ["anna", "anna@example"])
+def test_a_search_finds_a_user_by_name_or_address(anna: User, text: str) -> None:
+    client = operator("view_dailycounter", "auth.view_user")
+
+    assert listed(client, f"?q={text}") == [(f"user:{anna.pk}", "search")]
+
+
+def test_names_of_users_are_hidden_from_those_who_may_not_see_users(client: Client, anna: User) -> None:
+    assert "anna" not in client.get(LIST).content.decode()
+
+
+@pytest.mark.parametrize("text", ["anna", "anna@example.org"])
+def test_a_search_by_name_finds_nothing_for_those_who_may_not_see_users(
+    client: Client, anna: User, text: str
+) -> None:
+    assert listed(client, f"?q={text}") == []
+
+
+@pytest.fixture
+def four_rows(client: Client, settings: Any) -> None:
+    """Rows of three days, one of them of a rule that is not configured."""
     settings.QUOTA = {**settings.QUOTA, "RULES": {"login": "5/m", "search": "5/m"}}
     row("user:2", "search", refused=1)
     row("user:1", "login", DAY + timedelta(days=1))
     row("user:3", "search", refused=2)
     row("key.app:x", "of-a-call", DAY + timedelta(days=2))
 
-    def subjects(query: str) -> list[str]:
-        return [subject.removeprefix("user:") for subject, _ in listed(client, query)]
 
-    for query in ("", "?o=-5", "?o=x", "?kind=nonsense"):
-        assert subjects(query) == ["key.app:x", "1", "2", "3"], query
-    assert subjects("?day__year=2026&day__month=3&day__day=14&o=-5") == ["3", "2"]
-    assert subjects("?rule=login") == ["1"]
-    assert subjects("?kind=key.") == subjects("?rule=of-a-call") == ["key.app:x"]
-    assert subjects("?kind=user:&rule=search") == ["2", "3"]
+def subjects(client: Client, query: str) -> list[str]:
+    return [subject.removeprefix("user:") for subject, _ in listed(client, query)]
+
+
+@pytest.mark.usefixtures("four_rows")
+@pytest.mark.parametrize("query", ["", "?o=-5", "?o=x", "?kind=nonsense"])
+def test_rows_of_all_days_are_newest_first(client: Client, query: str) -> None:
+    assert subjects(client, query) == ["key.app:x", "1", "2", "3"]
+
+
+@pytest.mark.usefixtures("four_rows")
+def test_rows_of_a_day_can_be_sorted(client: Client) -> None:
+    assert subjects(client, "?day__year=2026&day__month=3&day__day=14&o=-5") == ["3", "2"]
+
+
+@pytest.mark.usefixtures("four_rows")
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        pytest.param("?rule=login", ["1"], id="a rule"),
+        pytest.param("?rule=of-a-call", ["key.app:x"], id="a rule that is not configured"),
+        pytest.param("?kind=key.", ["key.app:x"], id="a kind of subject"),
+        pytest.param("?kind=user:&rule=search", ["2", "3"], id="a kind of subject in a rule"),
+    ],
+)
+def test_rows_can_be_filtered(client: Client, query: str, found: list[str]) -> None:
+    assert subjects(client, query) == found
+
+
+@pytest.mark.usefixtures("four_rows")
+def test_a_filter_by_an_impossible_name_is_dropped(client: Client) -> None:
     assert client.get(LIST, {"rule": "a\0b"}).status_code == 302
+
+
+@pytest.mark.usefixtures("four_rows")
+def test_the_configured_rules_can_be_chosen(client: Client) -> None:
     page = client.get(LIST).content.decode()
+
     assert [f"?rule={rule}" in page for rule in ("login", "search", "of-a-call")] == [True, True, False]
 
 
-def test_a_search_takes_what_one_can_type(admin: Client, settings: Any) -> None:
+@pytest.fixture
+def search_bot(admin: Client, settings: Any) -> str:
+    """The subject of a user whose name begins as a rule; it has a row, so have two addresses."""
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "5/m"}}
-    user = User.objects.create_user("search-bot", "bot@example.org")
-    row(f"user:{user.pk}", "login")
+    subject = f"user:{User.objects.create_user('search-bot', 'bot@example.org').pk}"
+    row(subject, "login")
     row("ip:203.0.113.9", "search")
     row("ip:2001:db8::/64", "transfer")
-    for text, found in {
-        "search": "ip:203.0.113.9",  # a configured rule goes first
-        **dict.fromkeys(("search-", "bot@example.org"), f"user:{user.pk}"),
-        **dict.fromkeys(("2001:DB8::7", "transfer"), "ip:2001:db8::/64"),
-    }.items():
-        assert [subject for subject, _ in listed(admin, f"?q={quote(text)}")] == [found], text
-    for text in ("nobody", "ip:203.0.113", "post:phone=", "100%25_", "transf"):
-        assert listed(admin, f"?q={quote(text)}") == [], text
+    return subject
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        pytest.param("search", "ip:203.0.113.9", id="a configured rule goes first"),
+        pytest.param("search-", "user", id="the beginning of a user's name"),
+        pytest.param("bot@example.org", "user", id="a user's e-mail"),
+        pytest.param("2001:DB8::7", "ip:2001:db8::/64", id="an address in a network"),
+        pytest.param("transfer", "ip:2001:db8::/64", id="a rule that is not configured"),
+    ],
+)
+def test_a_search_takes_what_one_can_type(admin: Client, search_bot: str, text: str, found: str) -> None:
+    expected = search_bot if found == "user" else found
+
+    assert [subject for subject, _ in listed(admin, f"?q={quote(text)}")] == [expected]
+
+
+@pytest.mark.usefixtures("search_bot")
+@pytest.mark.parametrize("text", ["nobody", "ip:203.0.113", "post:phone=", "100%25_", "transf"])
+def test_a_search_finds_no_part_of_another_subject_or_rule(admin: Client, text: str) -> None:
+    assert listed(admin, f"?q={quote(text)}") == []
+
+
+def test_a_search_says_that_it_shows_only_the_first_subjects(admin: Client) -> None:
     User.objects.bulk_create(User(username=f"many{number}") for number in range(21))
+
     assert "only the first 20 subjects" in admin.get(f"{LIST}?q=many").content.decode()
 
 
-def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client) -> None:
-    def choices(query: str = "") -> list[str]:
-        dates = client.get(LIST + query).context["cl"].date_choices()
-        return [choice["title"] for choice in dates.get("choices", [])]
+def date_choices(client: Client, query: str = "") -> list[str]:
+    dates = client.get(LIST + query).context["cl"].date_choices()
+    return [choice["title"] for choice in dates.get("choices", [])]
 
-    assert choices() == []
+
+@pytest.mark.parametrize(
+    ("query", "choices"),
+    [
+        pytest.param("", ["2024", "2025", "2026"], id="all years"),
+        pytest.param("?day__year=2024", ["February 2024"], id="a year"),
+        pytest.param("?day__year=2024&day__month=2", ["February 27"], id="a month"),
+        pytest.param("?day__year=2024&day__month=2&day__day=27", ["February 27"], id="a day"),
+        pytest.param("?day__year=2025", [], id="a year without rows"),
+    ],
+)
+def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client, query: str, choices: list[str]) -> None:
     row("user:1", day=date(2024, 2, 27))
     row("user:1", day=date(2026, 1, 2))
-    assert choices() == ["2024", "2025", "2026"]
-    assert choices("?day__year=2024") == ["February 2024"]
-    for query in ("", "&day__day=27"):
-        assert choices(f"?day__year=2024&day__month=2{query}") == ["February 27"]
-    assert choices("?day__year=2025") == []
+
+    assert date_choices(client, query) == choices
+
+
+def test_without_rows_there_are_no_dates_to_choose(client: Client) -> None:
+    assert date_choices(client) == []
+
+
+def test_a_chosen_day_shows_its_rows(client: Client) -> None:
+    row("user:1", day=date(2024, 2, 27))
+    row("user:2", day=date(2026, 1, 2))
+
     assert listed(client, "?day__year=2024&day__month=2&day__day=27") == [("user:1", "search")]
 
 
@@ -192,18 +290,33 @@ RUN = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What a spreadsheet takes for the beginning of a formula; the last four where it reads Japanese."""
 
 
+SEPARATORS = ",;|\t"
+"""A spreadsheet in German, French or Spanish takes the semicolon."""
+
+
 @example("x;=1+1")
 @example('x";"=1+1')
 @given(st.text("ab;,|\t\r\n\"' =+-@\uff1d1") | st.text())
 def test_no_spreadsheet_runs_a_cell_whatever_its_separator(text: str) -> None:
+    lines = "".join(csv_lines(["subject", "rule", "allowed"], [[text, text, 7]]))
+
+    cells = {
+        separator: [each for row in csv.reader(io.StringIO(lines, newline=""), delimiter=separator) for each in row]
+        for separator in SEPARATORS
+    }
+    assert [(key, each) for key, found in cells.items() for each in found if each.startswith(RUN)] == []
+
+
+@example("x;=1+1")
+@given(st.text("ab;,|\t\r\n\"' =+-@\uff1d1") | st.text())
+def test_a_cell_is_read_back_as_it_was_escaped(text: str) -> None:
     made = escape_formula(text)
     made.encode()
+
     lines = "".join(csv_lines(["subject", "rule", "allowed"], [[text, text, 7]]))
+
     (_, read) = csv.reader(io.StringIO(lines, newline=""))
     assert read == [made, made, "7"]
-    for separator in ",;|\t":  # a spreadsheet in German, French or Spanish takes the semicolon
-        cells = [each for row in csv.reader(io.StringIO(lines, newline=""), delimiter=separator) for each in row]
-        assert not [each for each in cells if each.startswith(RUN)]
 
 
 @given(st.text())

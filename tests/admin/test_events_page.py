@@ -66,7 +66,7 @@ def searched(client: Client, **fields: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_an_event_says_who_did_what_and_until_when(client: Client, ann: User, raw: redis.Redis) -> None:
+def test_a_refusal_is_one_sentence_from_its_user_to_its_end(client: Client, ann: User, raw: redis.Redis) -> None:
     more = {"capacity": 600, "remaining": 49, "cost": 50, "user": f"user:{ann.pk}", "until": START + MINUTE}
     at(raw, START, rule="api", subject=f"user:{ann.pk}", method="GET", path="/api/reports/", **more)
 
