@@ -86,9 +86,7 @@ def test_names_of_users_are_hidden_from_those_who_may_not_see_users(client: Clie
 
 
 @pytest.mark.parametrize("text", ["anna", "anna@example.org"])
-def test_a_search_by_name_finds_nothing_for_those_who_may_not_see_users(
-    client: Client, anna: User, text: str
-) -> None:
+def test_a_search_by_name_finds_nothing_for_those_who_may_not_see_users(client: Client, anna: User, text: str) -> None:
     assert listed(client, f"?q={text}") == []
 
 

@@ -180,10 +180,19 @@ class TestNetworks:
         QuotaOverride.objects.update(subject=subject)
 
 
-def test_a_row_with_a_wrong_subject_can_be_opened_and_deleted(client: Client) -> None:
-    QuotaOverride.objects.all().delete()
-    QuotaOverride.objects.bulk_create([QuotaOverride(subject="x10.0.0.0/8/8", rule="*", mode="blocked")])
-    for page in ("quotaoverride/1/change/", "quotaoverride/1/history/"):
-        answered(client.get(named(page)))
-    answered(client.post(named("quotaoverride/1/delete/"), {"post": "yes"}))
-    assert not QuotaOverride.objects.exists()
+class TestRowOfAWrongSubject:
+    """A row that the form would refuse."""
+
+    @pytest.fixture(autouse=True)
+    def the_only_row(self, client: Client) -> None:
+        QuotaOverride.objects.all().delete()
+        QuotaOverride.objects.bulk_create([QuotaOverride(subject="x10.0.0.0/8/8", rule="*", mode="blocked")])
+
+    @pytest.mark.parametrize("page", ["change", "history"])
+    def test_its_pages_can_be_opened(self, client: Client, page: str) -> None:
+        answered(client.get(named(f"quotaoverride/1/{page}/")))
+
+    def test_it_can_be_deleted(self, client: Client) -> None:
+        answered(client.post(named("quotaoverride/1/delete/"), {"post": "yes"}))
+
+        assert not QuotaOverride.objects.exists()

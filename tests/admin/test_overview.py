@@ -43,19 +43,32 @@ def shown(client: Client, url: str = PAGE, **asked: str) -> str:
     return answer.content.decode()
 
 
-@pytest.mark.usefixtures("either_store")
-def test_it_shows_the_checks_of_rules_by_what_they_refused_and_who_was(client: Client) -> None:
+@pytest.fixture
+def three_allowed(client: Client, either_store: None) -> None:
+    """Five checks of a rule, two of them refused, and more of one that refused none."""
     for _ in range(5):
         check("3/m", SUBJECT, name="search")
     for _ in range(7):
         check("9/m", "ip:203.0.113.10", name="busy")
-    page = shown(client)
-    assert re.findall(r'<th scope="row">(busy|search)</th>', page) == ["search", "busy"]
-    row = re.search(r'<th scope="row">search</th>(.*?)</tr>', page, re.DOTALL)
+
+
+@pytest.mark.usefixtures("three_allowed")
+def test_the_rule_that_refused_most_is_the_first(client: Client) -> None:
+    assert re.findall(r'<th scope="row">(busy|search)</th>', shown(client)) == ["search", "busy"]
+
+
+@pytest.mark.usefixtures("three_allowed")
+def test_it_shows_how_many_checks_of_a_rule_were_refused(client: Client) -> None:
+    row = re.search(r'<th scope="row">search</th>(.*?)</tr>', shown(client), re.DOTALL)
+
     assert row is not None
     assert re.findall(r">(\d+)<", row[1])[:3] == ["5", "3", "2"]
     assert "3 allowed, 2 refused; at most 5 in a minute" in row[1]
-    assert re.search(rf"{SUBJECT}(</a>|</span>)\s*</th><td class=\"quota-number\">2<", page)
+
+
+@pytest.mark.usefixtures("three_allowed")
+def test_it_shows_who_was_refused(client: Client) -> None:
+    assert re.search(rf"{SUBJECT}(</a>|</span>)\s*</th><td class=\"quota-number\">2<", shown(client))
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -66,22 +79,39 @@ def test_it_begins_with_today_beside_yesterday(client: Client, the_clock_stands:
     the_clock_stands.advance("1d")
     for rule in ("search", "api", "api"):
         check("9/m", SUBJECT, name=rule)
+
     part = shown(client).split('<dl class="quota-summary">')[1].split("</dl>")[0]
+
     words = " ".join(re.sub("<[^>]*>", " ", part).split())
     assert words.startswith("Checks today 3 yesterday 4 Refused 0.0 % yesterday 75.0 %")
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_it_shows_slots_what_is_empty_and_that_limits_are_switched_off(client: Client, settings: Any) -> None:
-    page = shown(client)
-    for words in (
-        *("Nothing has been checked today.", "Nobody has been refused today."),
-        *("each process counts by itself", "Nothing has been refused."),
-    ):
-        assert words in page
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("Nothing has been checked today.", id="checks"),
+        pytest.param("Nobody has been refused today.", id="refused subjects"),
+        pytest.param("each process counts by itself", id="processes"),
+        pytest.param("Nothing has been refused.", id="events"),
+    ],
+)
+def test_it_says_that_a_part_is_empty(client: Client, words: str) -> None:
+    assert words in shown(client)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_it_shows_that_all_slots_are_taken(client: Client) -> None:
     with slot("export", 1, subject=SUBJECT):
-        assert re.search(r"export.*?1 of 1 <strong[^>]*>full", shown(client, CONTENT), re.DOTALL)
+        page = shown(client, CONTENT)
+
+    assert re.search(r"export.*?1 of 1 <strong[^>]*>full", page, re.DOTALL)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_it_says_that_limits_are_switched_off(client: Client, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+
     assert "Limits are switched off" in shown(client)
 
 
@@ -97,46 +127,79 @@ def test_it_says_in_red_that_an_override_exempts_everybody(database: Any, page: 
 
 @pytest.mark.usefixtures("redis_cache")
 class TestOnRedis:
-    def test_it_shows_bans_with_their_end_and_links_for_those_with_the_permission(self, client: Client) -> None:
+    @pytest.fixture
+    def two_bans(self, redis_cache: None) -> None:
         for subject in (SUBJECT, "ip:203.0.113.10"):
             ban(LOGIN, subject, "10m")
-        page = shown(client)
-        assert "The next 2 of 2 to end" in page
-        assert "in 10 minutes" in page
-        assert '<a href="/admin/django_quota/subject/?subject=ip%3A203.0.113.9">' in page
+
+    @pytest.mark.usefixtures("two_bans")
+    @pytest.mark.parametrize("words", ["The next 2 of 2 to end", "in 10 minutes"])
+    def test_it_shows_when_bans_end(self, client: Client, words: str) -> None:
+        assert words in shown(client)
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_ban_links_to_its_subject(self, client: Client) -> None:
+        assert '<a href="/admin/django_quota/subject/?subject=ip%3A203.0.113.9">' in shown(client)
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_ban_has_no_link_for_those_who_may_not_see_subjects(self, database: Any) -> None:
         page = shown(operator("view_overview", name="looks"))
+
         assert (SUBJECT in page, "?subject=" in page) == (True, False)
 
     def test_names_of_users_are_for_those_who_may_see_users(self, database: Any) -> None:
         kamala = get_user_model().objects.create_user("kamala")
         check("0/m", kamala, name="a")
-        page = shown(operator("view_overview", "auth.view_user"))
-        assert page.count(f">kamala (user:{kamala.pk})</span>") == 2
-        assert "kamala" not in shown(operator("view_overview", name="looks"))
 
-    def test_events_are_filtered_by_kind_rule_and_subject(self, client: Client) -> None:
+        seen = shown(operator("view_overview", "auth.view_user"))
+        unseen = shown(operator("view_overview", name="looks"))
+
+        assert seen.count(f">kamala (user:{kamala.pk})</span>") == 2
+        assert "kamala" not in unseen
+
+    @pytest.fixture
+    def four_events(self, redis_cache: None) -> None:
         for rule in ("search", "api"):
             check("0/m", SUBJECT, name=rule)
             check("10/m", "user:7", 9, name=rule)
 
-        def kinds(**wanted: str) -> list[str]:
-            return re.findall(r"quota-kind-(\w+)", shown(client, CONTENT, **wanted))
+    @pytest.mark.usefixtures("four_events")
+    @pytest.mark.parametrize(
+        ("wanted", "kinds"),
+        [
+            pytest.param({}, ["near", "near", "refused", "refused"], id="all"),
+            pytest.param({"kind": "near"}, ["near", "near"], id="a kind"),
+            pytest.param({"kind": "typo"}, ["near", "near", "refused", "refused"], id="an unknown kind"),
+            pytest.param({"rule": "sear", "subject": "user:"}, ["near"], id="the beginning of a rule's name"),
+            pytest.param({"subject": "203"}, ["refused", "refused"], id="a part of a subject"),
+        ],
+    )
+    def test_events_can_be_filtered(self, client: Client, wanted: dict[str, str], kinds: list[str]) -> None:
+        page = shown(client, CONTENT, **wanted)
 
-        assert [len(kinds()), len(kinds(kind="near")), len(kinds(kind="typo"))] == [4, 2, 4]
-        assert (kinds(rule="sear", subject="user:"), kinds(subject="203")) == (["near"], ["refused", "refused"])
-        page = shown(client, rule="nobody")
-        assert "No event matches." in page
-        assert f'data-content-url="{CONTENT}?rule=nobody"' in page
+        assert sorted(re.findall(r"quota-kind-(\w+)", page)) == kinds
 
-    def test_the_content_view_has_that_part_of_the_page_the_newest_events_first(
-        self, client: Client, raw: redis.Redis
-    ) -> None:
+    @pytest.mark.usefixtures("four_events")
+    def test_it_says_that_no_event_matches(self, client: Client) -> None:
+        assert "No event matches." in shown(client, rule="nobody")
+
+    @pytest.mark.usefixtures("four_events")
+    def test_an_open_page_refreshes_what_its_filter_shows(self, client: Client) -> None:
+        assert f'data-content-url="{CONTENT}?rule=nobody"' in shown(client, rule="nobody")
+
+    def test_the_content_view_has_only_the_part_that_changes(self, client: Client) -> None:
+        content = shown(client, CONTENT)
+
+        assert 'id="quota-rules-title"' in content
+        assert "<html" not in content
+
+    def test_the_newest_events_are_first(self, client: Client, raw: redis.Redis) -> None:
         raw.xadd("quota:1:{!}:events", {"foreign": "entry"})
         for number in range(overview.EVENTS_SHOWN + 5):
             check("0/m", f"user:{number}", name=f"rule{number}")
+
         content = shown(client, CONTENT)
-        assert 'id="quota-rules-title"' in content
-        assert "<html" not in content
+
         feed = content.partition('id="quota-events"')[2].partition("</ol>")[0]
         found = re.findall(r">user:(\d+)<", feed)
         assert found == [str(number) for number in range(overview.EVENTS_SHOWN + 4, 4, -1)]
@@ -172,21 +235,34 @@ class TestOnRedis:
             words = moment_in_words(local_moment(noon * SECOND), "H:i")
         assert words == ("04:00 CET" if use_tz else "12:00 JST"), "without USE_TZ all rows are in TIME_ZONE"
 
-    def test_round_trips_queries_and_rules_are_bounded(
-        self, client: Client, raw: redis.Redis, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.fixture
+    def many_rules(self, redis_cache: None) -> None:
+        """More rules than the page has rows, of which one was checked twice."""
         for number in range(RULES + 5):
             check("5/m", f"ip:192.0.2.{number}", name=f"rule{number}")
         check("5/m", SUBJECT, name="rule7")
+
+    @pytest.mark.usefixtures("many_rules")
+    def test_the_busiest_rules_have_a_row_each_before_the_rest(self) -> None:
         rules = activity().rules
+
         assert (len(rules), rules[0].rule, rules[-1].is_rest) == (RULES + 1, "rule7", True)
         assert sum(rule.total for rule in rules) == RULES + 6
+
+    @pytest.fixture
+    def busy_site(self, client: Client, raw: redis.Redis, many_rules: None) -> None:
+        """Many rules, bans, slots; the page was shown once, and something was checked after it."""
         for number in range(20):
             ban(LOGIN, f"ip:198.51.100.{number}", "10m")
             slot(f"slot{number}", 2).acquire()
         client.get(PAGE)
         raw.config_resetstat()
         check("5/m", SUBJECT, name="one more")
+
+    @pytest.mark.usefixtures("busy_site")
+    def test_a_busy_site_takes_few_round_trips(
+        self, client: Client, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         trips = []
         send: Any = AbstractConnection.send_packed_command
 
@@ -194,21 +270,36 @@ class TestOnRedis:
             trips.append(command)
             return send(self, command, *args, **kwargs)
 
-        monkeypatch.setattr(AbstractConnection, "send_packed_command", count)
-        with django_assert_num_queries(5):  # four of the admin: who it is, and what they may; one of ours
-            assert client.get(PAGE).status_code == 200
-        monkeypatch.undo()
+        with monkeypatch.context() as patched:
+            patched.setattr(AbstractConnection, "send_packed_command", count)
+            answer = client.get(PAGE)
+
+        assert answer.status_code == 200
         assert len(trips) <= 14
         assert not {"cmdstat_keys", "cmdstat_scan"} & set(raw.info("commandstats"))
 
-    def test_it_reports_a_store_that_does_not_answer(self, client: Client, settings: Any) -> None:
+    @pytest.mark.usefixtures("busy_site")
+    def test_a_busy_site_takes_few_queries(self, client: Client, django_assert_num_queries: Any) -> None:
+        with django_assert_num_queries(5):  # four of the admin: who it is, and what they may; one of ours
+            assert client.get(PAGE).status_code == 200
+
+    @pytest.fixture
+    def no_redis(self, redis_cache: None, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere/redis.sock"}}
+
+    @pytest.mark.usefixtures("no_redis")
+    def test_it_reports_a_store_that_does_not_answer(self, client: Client) -> None:
         page = shown(client)
+
         assert "The store does not answer." in page
         assert '<p class="errornote">The store fails, so nothing is limited, except by rules with an' in page
-        settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
-        assert "so nothing is limited" not in shown(client)
         assert "Nothing has been refused" not in page
+
+    @pytest.mark.usefixtures("no_redis")
+    def test_it_does_not_call_a_site_unlimited_that_fails_closed(self, client: Client, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
+
+        assert "so nothing is limited" not in shown(client)
 
     @pytest.mark.parametrize(
         ("command", "says"),
@@ -232,8 +323,16 @@ class TestOnRedis:
             assert "docs/going_live.md" in page
             assert "&#x27;ping&#x27;" in page  # what it lacks
 
-    @pytest.mark.parametrize("problem", ["full", "replica"])
-    def test_it_reports_a_redis_that_accepts_no_changes(self, problem: str, client: Client, raw: redis.Redis) -> None:
+    @pytest.mark.parametrize(
+        ("problem", "says"),
+        [
+            ("full", ["The memory of Redis is full (", "of 1.0\xa0KB), so it accepts no changes", "Answers in"]),
+            ("replica", ["This Redis is a replica", "Redis says: ReadOnlyError"]),
+        ],
+    )
+    def test_it_reports_a_redis_that_accepts_no_changes(
+        self, problem: str, says: list[str], client: Client, raw: redis.Redis
+    ) -> None:
         check("0/m", SUBJECT, name="login")
         get_limiter().metrics.flush()
         assert check("5/m", "user:9")  # whose metrics cannot be sent
@@ -243,11 +342,8 @@ class TestOnRedis:
         finally:
             raw.config_set("maxmemory", 0)
             raw.replicaof("NO", "ONE")
-        for words in {
-            "full": ["The memory of Redis is full (", "of 1.0\xa0KB), so it accepts no changes", "Answers in"],
-            "replica": ["This Redis is a replica", "Redis says: ReadOnlyError"],
-        }[problem]:
-            assert words in page
+
+        assert [words for words in says if words not in page] == []
         assert not re.search("nearly full|does not answer|Nothing has been refused", page)
         assert f">{SUBJECT}</a>" in page, "events that were there are shown"
         assert list(raw.scan_iter("*probe*")) == []
@@ -275,13 +371,26 @@ def test_the_state_of_the_server_is_known_but_for_what_is_forbidden(settings: An
     assert (poor.version, poor.keys, poor.events, poor.may_evict) == (None, None, 0, False)
 
 
-def test_memory_and_policy_show_risks() -> None:
-    assert Health(0.1, used=90, most=100, policy="noeviction").is_nearly_full
-    assert not Health(0.1, used=89, most=100, policy="noeviction").is_nearly_full
+@pytest.mark.parametrize(("used", "is_nearly_full"), [(89, False), (90, True)])
+def test_a_redis_is_nearly_full_at_nine_tenths_of_its_memory(used: int, is_nearly_full: bool) -> None:
+    assert Health(0.1, used=used, most=100, policy="noeviction").is_nearly_full is is_nearly_full
+
+
+def test_a_redis_that_evicts_keys_is_a_risk() -> None:
     assert Health(0.1, used=1, most=100, policy="volatile-ttl").may_evict
-    for harmless in ({"used": 10, "most": 0, "policy": "allkeys-lru"}, {"used": None, "most": None, "policy": None}):
-        found = Health(0.1, **harmless)
-        assert (found.may_evict, found.is_nearly_full) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        pytest.param({"used": 10, "most": 0, "policy": "allkeys-lru"}, id="memory without a limit"),
+        pytest.param({"used": None, "most": None, "policy": None}, id="memory that is not known"),
+    ],
+)
+def test_a_redis_without_a_known_limit_of_memory_is_no_risk(memory: Any) -> None:
+    found = Health(0.1, **memory)
+
+    assert (found.may_evict, found.is_nearly_full) == (False, False)
 
 
 def test_a_cluster_with_a_replica_among_its_servers_shows_that_nothing_is_counted_there() -> None:
