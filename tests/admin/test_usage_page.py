@@ -67,25 +67,45 @@ def of_day(client: Client, subject: str, day: date, rule: str = "") -> tuple[int
     return found[0] if found else (0, 0, 0)
 
 
-@pytest.mark.usefixtures("redis_cache")
-def test_what_redis_has_is_moved_once_by_one_call_and_few_queries(raw: redis.Redis, admin: Client) -> None:
-    today = datetime.fromtimestamp(raw.time()[0], UTC).date()
-    count(raw, "user:1", {"search": (3, 1), "login": (2, 0)}, today)
-    count(raw, "user:2", {"search": (50, 0)}, today)
+@pytest.fixture
+def today(raw: redis.Redis, redis_cache: Any) -> date:
+    """The day of Redis, on which two users are counted there."""
+    day = datetime.fromtimestamp(raw.time()[0], UTC).date()
+    count(raw, "user:1", {"search": (3, 1), "login": (2, 0)}, day)
+    count(raw, "user:2", {"search": (50, 0)}, day)
+    return day
+
+
+def test_what_redis_counts_is_added_to_what_was_moved(raw: redis.Redis, admin: Client, today: date) -> None:
     assert of_day(admin, "user:1", today) == (5, 1, 5)
+
     count(raw, "user:1", {"search": (4, 0, 90), "api": (0, 7)}, today)
+
     assert of_day(admin, "user:1", today) == (9, 8, 99)
     assert of_day(admin, "user:1", today, "search") == (7, 1, 97)
+
+
+def test_what_was_moved_stays_after_redis_is_emptied(raw: redis.Redis, admin: Client, today: date) -> None:
+    assert of_day(admin, "user:1", today) == (5, 1, 5)
+    raw.flushall()
+
+    count(raw, "user:1", {"search": (2, 0)}, today)
+
+    assert of_day(admin, "user:1", today) == (7, 1, 7)
+
+
+def test_after_the_counts_were_moved_a_page_asks_redis_once(raw: redis.Redis, admin: Client, today: date) -> None:
+    of_day(admin, "user:1", today)
     raw.config_resetstat()
+
     with CaptureQueriesContext(connection) as queries:
-        assert admin.get(USAGE, {"subject": "user:1", "year": "2020"}).status_code == 200
+        answer = admin.get(USAGE, {"subject": "user:1", "year": "2020"})
+
     calls = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
+    assert answer.status_code == 200
     assert calls["cmdstat_evalsha"] == 1
     assert not {"cmdstat_scan", "cmdstat_keys", "cmdstat_hscan"} & set(calls)
     assert len(queries) <= 6
-    raw.flushall()
-    count(raw, "user:1", {"search": (2, 0)}, today)
-    assert of_day(admin, "user:1", today) == (11, 8, 101)
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -93,8 +113,11 @@ def test_what_the_memory_store_has_is_moved_too(admin: Client) -> None:
     with freeze(NOON):
         for _ in range(3):
             check("2/h", "user:77", name="few", daily=True)
+
         reply = page(admin, subject="user:77")
-        assert of_day(admin, "user:77", TODAY) == (2, 1, 2)
+        found = of_day(admin, "user:77", TODAY)
+
+    assert found == (2, 1, 2)
     assert dict(reply.context["totals"])["Today"] == (2, 1, 2)
 
 
@@ -118,32 +141,56 @@ def charts(html: str) -> list[ElementTree.Element]:
 class TestPage:
     """In a process without Redis."""
 
-    def test_totals_are_of_the_year_the_month_and_the_day(self, admin: Client) -> None:
+    @pytest.fixture
+    def four_days(self, database: Any) -> None:
         for day, allowed in ((TODAY, 1), (date(2026, 3, 1), 20), (date(2026, 1, 1), 300), (date(2024, 12, 31), 4000)):
             row("user:1", day, allowed, refused=2)
 
-        def totals(year: Any) -> dict[str, int]:
-            reply = page(admin, subject="user:1", year=year)
-            assert list(reply.context["years"]) == [2024, 2025, 2026]
-            return {title: counts.allowed for title, counts in reply.context["totals"]}
+    @pytest.mark.usefixtures("four_days")
+    @pytest.mark.parametrize(
+        ("year", "more"),
+        [
+            pytest.param("2024", {"2024": 4000}, id="another year"),
+            *(pytest.param(each, {}, id=f"no year: {each}") for each in ("0", "99999", "٢٠٢٦")),
+        ],
+    )
+    def test_totals_are_of_each_period_up_to_today(self, admin: Client, year: str, more: dict[str, int]) -> None:
+        reply = page(admin, subject="user:1", year=year)
 
-        now = {"This year": 321, "This month": 21, "Today": 1}
-        assert totals(2024) == {"2024": 4000, **now}
-        assert [totals(year) for year in ("0", "99999", "٢٠٢٦")] == [now] * 3
+        totals = {title: counts.allowed for title, counts in reply.context["totals"]}
+        assert totals == {"This year": 321, "This month": 21, "Today": 1, **more}
 
-    def test_the_heat_map_the_bars_and_the_table_agree(self, admin: Client) -> None:
+    @pytest.mark.usefixtures("four_days")
+    @pytest.mark.parametrize("year", ["2024", "99999"])
+    def test_years_to_choose_go_from_the_first_row_to_today(self, admin: Client, year: str) -> None:
+        assert list(page(admin, subject="user:1", year=year).context["years"]) == [2024, 2025, 2026]
+
+    @pytest.fixture
+    def two_busy_days(self, admin: Client) -> str:
+        """The page of a subject with checks on two days of the year, and on one of the year before."""
         row("user:1", TODAY, 7, 3)
         row("user:1", date(2026, 3, 1), 5, 0, "login")
         row("user:1", date(2025, 3, 1), 90)
-        html = page(admin, subject="user:1").content.decode()
-        heat, bars = charts(html)
+        return str(page(admin, subject="user:1").content.decode())
+
+    def test_the_heat_map_sums_up_the_year(self, two_busy_days: str) -> None:
+        heat, _ = charts(two_busy_days)
+
         assert "15 checks on 2 days, 3 of them refused. The busiest day: March 14, 2026: 7 allowed, 3 refused." in {
             element.text for element in heat.iter()
         }
-        for chart in (heat, bars):
-            assert any((element.text or "").startswith("March 14, 2026: 7 allowed") for element in chart.iter())
-        assert '<th scope="row">March 14, 2026</th><td>7</td><td>3</td><td>7</td>' in html
-        assert 'name="find" value=""' in html
+
+    @pytest.mark.parametrize("chart", [0, 1], ids=["heat map", "bars"])
+    def test_a_chart_says_what_was_counted_on_a_day(self, two_busy_days: str, chart: int) -> None:
+        words = [element.text or "" for element in charts(two_busy_days)[chart].iter()]
+
+        assert [each for each in words if each.startswith("March 14, 2026: 7 allowed")] != []
+
+    def test_the_table_says_what_was_counted_on_a_day(self, two_busy_days: str) -> None:
+        assert '<th scope="row">March 14, 2026</th><td>7</td><td>3</td><td>7</td>' in two_busy_days
+
+    def test_the_search_of_a_chosen_subject_is_empty(self, two_busy_days: str) -> None:
+        assert 'name="find" value=""' in two_busy_days
 
     @pytest.mark.parametrize(("days", "year", "expected"), [("90", "", 90), ("x", "", 30), ("year", "2024", 366)])
     def test_bars_cover_the_chosen_period(self, admin: Client, days: str, year: str, expected: int) -> None:
@@ -177,40 +224,86 @@ class TestPage:
         assert 'href="?subject=user%3A1&amp;rule=b"' in reply.content.decode()
         assert 'href="?subject=user%3A1" aria-current="true">a<' in reply.content.decode()
 
-    def test_names_and_links_need_their_permissions_and_digests_are_cut(self, admin: Client) -> None:
-        anna, looks = User.objects.create_user("anna"), operator("view_dailycounter")
-        for client, shown in ((admin, True), (looks, False)):
-            html = page(client, subject=f"user:{anna.pk}").content.decode()
-            assert ("/subject/?subject=" in html) is ("anna" in html) is shown
-        assert looks.post(USAGE, {"find": "anna"})["Location"] == f"{USAGE}?subject=anna"
+    @pytest.mark.parametrize(
+        ("permissions", "is_shown"),
+        [(["view_dailycounter", "view_subject", "auth.view_user"], True), (["view_dailycounter"], False)],
+        ids=["permitted", "not permitted"],
+    )
+    def test_what_names_a_user_needs_its_permission(self, permissions: list[str], is_shown: bool) -> None:
+        anna = User.objects.create_user("anna")
+
+        html = page(operator(*permissions), subject=f"user:{anna.pk}").content.decode()
+
+        assert ("/subject/?subject=" in html) is is_shown
+        assert ("anna" in html) is is_shown
+
+    def test_a_search_finds_no_user_for_those_who_may_not_see_users(self) -> None:
+        User.objects.create_user("anna")
+
+        answer: Any = operator("view_dailycounter").post(USAGE, {"find": "anna"})
+
+        assert answer["Location"] == f"{USAGE}?subject=anna"
+
+    def test_a_long_digest_is_shortened(self, admin: Client) -> None:
         subject = f"post.phone:{'0123456789abcdef' * 2}"
+
         html = page(admin, subject=subject).content.decode()
+
         assert f"<strong>post.phone:012345…</strong> <code>{subject}</code>" in html
 
-    def test_whoever_one_can_type_is_found_and_a_plain_value_is_not_in_the_url(self, admin: Client) -> None:
+    def test_a_search_finds_a_user_by_e_mail(self, admin: Client) -> None:
         anna = User.objects.create_user("anna", "anna@example.org")
+
         assert admin.post(USAGE, {"find": "anna@example.org"})["Location"] == f"{USAGE}?subject=user%3A{anna.pk}"
+
+    def test_a_value_that_was_searched_is_not_in_the_url(self, admin: Client) -> None:
         assert "5551234" not in admin.post(USAGE, {"find": "post:phone=+15551234"})["Location"]
+
+    def test_a_search_for_a_wrong_subject_is_an_error(self, admin: Client) -> None:
         assert "errornote" in admin.post(USAGE, {"find": "ip:nonsense"}).content.decode()
+
+    def test_a_wrong_subject_in_the_url_is_an_error(self, admin: Client) -> None:
         assert "errornote" in admin.get(USAGE, {"subject": "ip:nonsense"}).content.decode()
+
+    def test_a_search_that_finds_nobody_says_where_it_looked(self, admin: Client) -> None:
         reply = admin.post(USAGE, {"find": "nobody"}, follow=True)
+
         says = "There are no checks yet. Nobody's name or e-mail begins with 'nobody'. No request has the subject"
         assert says in unescape(reply.content.decode())
 
-    @pytest.mark.parametrize("subject", ["line\r\nX-Injected: yes\0", "x" * 10_000, "\ud800", "~a% & = ?"])
-    def test_any_subject_has_a_page_and_a_file(self, admin: Client, subject: str) -> None:
+    @pytest.fixture(params=["line\r\nX-Injected: yes\0", "x" * 10_000, "\ud800", "~a% & = ?"])
+    def odd(self, request: pytest.FixtureRequest) -> tuple[str, str]:
+        """A subject that is a rule, too, and has a row; the query as somebody types it, and as links have it."""
+        subject = request.param
         name, held = row_name(row_part(named_subject(subject))), row_name(row_part(subject, field))
         row(name, rule=held)
-        query = urlencode({"subject": subject, "rule": subject}, errors="surrogatepass")
+        typed = urlencode({"subject": subject, "rule": subject}, errors="surrogatepass")
+        return typed, urlencode({"subject": name, "rule": held})
+
+    @pytest.mark.parametrize("given", [0, 1], ids=["as typed", "as linked"])
+    def test_any_subject_has_a_page(self, admin: Client, odd: tuple[str, str], given: int) -> None:
         with freeze(NOON):
-            for asked in (query, urlencode({"subject": name, "rule": held})):
-                shown = admin.get(f"{USAGE}?{asked}")
-                assert shown.status_code == 200
-                reply: Any = admin.get(f"{USAGE}csv/?{asked}")
-                assert reply["Content-Disposition"].isascii()
-                assert "Injected:" not in reply["Content-Disposition"]
-                lines = list(csv.reader(io.StringIO(b"".join(reply).decode(), newline="")))
+            assert admin.get(f"{USAGE}?{odd[given]}").status_code == 200
+
+    def test_the_page_that_is_linked_has_the_charts_of_any_subject(self, admin: Client, odd: tuple[str, str]) -> None:
+        with freeze(NOON):
+            shown = admin.get(f"{USAGE}?{odd[1]}")
+
         assert len(charts(shown.content.decode())) == 2
+
+    @pytest.mark.parametrize("given", [0, 1], ids=["as typed", "as linked"])
+    def test_the_file_of_any_subject_has_a_harmless_name(self, admin: Client, odd: tuple[str, str], given: int) -> None:
+        with freeze(NOON):
+            reply = admin.get(f"{USAGE}csv/?{odd[given]}")
+
+        assert reply["Content-Disposition"].isascii()
+        assert "Injected:" not in reply["Content-Disposition"]
+
+    def test_the_file_that_is_linked_has_the_days_of_any_subject(self, admin: Client, odd: tuple[str, str]) -> None:
+        with freeze(NOON):
+            reply: Any = admin.get(f"{USAGE}csv/?{odd[1]}")
+            lines = list(csv.reader(io.StringIO(b"".join(reply).decode(), newline="")))
+
         assert lines[1][2:] == ["2026-03-14", "5", "0", "5"]
 
     def test_the_csv_file_has_the_days_of_the_year(self, admin: Client) -> None:
@@ -248,17 +341,23 @@ urlpatterns = [path("admin/", site.urls)]
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_the_page_of_a_user_links_to_limits_and_usage_for_those_who_may_see_them() -> None:
+@pytest.mark.parametrize(
+    ("permissions", "links"),
+    [
+        pytest.param(["view_subject", "view_dailycounter"], [LIMITS_OF_USER, USAGE_OF_USER], id="both"),
+        pytest.param(["view_subject"], [LIMITS_OF_USER], id="limits alone"),
+        pytest.param(["view_dailycounter"], [USAGE_OF_USER], id="usage alone"),
+        pytest.param([], [], id="neither"),
+    ],
+)
+def test_the_page_of_a_user_has_the_links_that_staff_may_follow(permissions: list[str], links: list[str]) -> None:
     ann = User.objects.create_user("ann")
 
-    def links(asker: Any) -> list[bool]:
-        answer = asker.get(f"/admin/auth/user/{ann.pk}/change/")
-        assert answer.status_code == 200
-        return [f'href="{url}{ann.pk}"' in answer.content.decode() for url in (LIMITS_OF_USER, USAGE_OF_USER)]
+    answer = operator("auth.view_user", *permissions).get(f"/admin/auth/user/{ann.pk}/change/")
 
-    assert links(superuser()) == [True, True]
-    assert links(operator("auth.view_user", "view_subject")) == [True, False]
-    assert links(operator("auth.view_user", name="other")) == [False, False]
+    assert answer.status_code == 200
+    html = answer.content.decode()
+    assert [url for url in (LIMITS_OF_USER, USAGE_OF_USER) if f'href="{url}{ann.pk}"' in html] == links
 
 
 @pytest.mark.usefixtures("memory_store")
