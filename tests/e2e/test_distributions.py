@@ -63,13 +63,19 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def test_both_pass_twine_and_the_wheel_has_every_file_of_the_package(dist: Path, wheel: Path, tmp_path: Path) -> None:
+def test_both_pass_twine(dist: Path, tmp_path: Path) -> None:
     archives = sorted(dist.glob("django_quota-*"))
+
     assert [path.suffix for path in archives] == [".whl", ".gz"]
     assert "PASSED" in ran(sys.executable, "-m", "twine", "check", "--strict", *archives, cwd=tmp_path)
+
+
+def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     files = (path for path in (ROOT / "django_quota").rglob("*") if path.is_file() and path.suffix != ".pyc")
+
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
+
     assert names == {str(path.relative_to(ROOT)) for path in files}
     assert {Path(name).suffix for name in names} >= {".py", ".lua", ".html", ".css", ".js", ".mo"}
     assert "django_quota/py.typed" in names
@@ -147,9 +153,16 @@ def public_names() -> set[str]:
     return {"django_quota.middleware.QuotaMiddleware", *MODELS, *named}
 
 
-def test_a_users_project_passes_mypy_and_every_public_name_has_complete_types(python: Path, tmp_path: Path) -> None:
-    ran(python, "-m", "pip", "install", "--quiet", "django-stubs[compatible-mypy]", cwd=tmp_path)
-    ran(python, "-m", "django", "startproject", "shop", ".", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def python_with_stubs(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same Python with the types of Django."""
+    folder = tmp_path_factory.mktemp("stubs")
+    ran(python, "-m", "pip", "install", "--quiet", "django-stubs[compatible-mypy]", cwd=folder)
+    return python
+
+
+def test_a_users_project_passes_mypy(python_with_stubs: Path, tmp_path: Path) -> None:
+    ran(python_with_stubs, "-m", "django", "startproject", "shop", ".", cwd=tmp_path)
     shutil.copy(ROOT / "tests/support/typed_site.py", tmp_path / "shop/views.py")
     settings = tmp_path / "shop/settings.py"
     settings.write_text(f'{settings.read_text()}\nINSTALLED_APPS += ["django_quota"]\n')
@@ -158,12 +171,18 @@ def test_a_users_project_passes_mypy_and_every_public_name_has_complete_types(py
         "[mypy-shop.settings]\nignore_errors = true\n"  # as Django writes them, they are not strict
         "[mypy.plugins.django-stubs]\ndjango_settings_module = shop.settings\n"
     )
-    assert "Success" in ran(python, "-m", "mypy", "shop/views.py", cwd=tmp_path)
+
+    assert "Success" in ran(python_with_stubs, "-m", "mypy", "shop/views.py", cwd=tmp_path)
+
+
+def test_every_public_name_has_complete_types(python_with_stubs: Path, tmp_path: Path) -> None:
     checker = Path(sys.executable).with_name("basedpyright")
     words = [str(checker), "--verifytypes", "django_quota", "--ignoreexternal", "--outputjson"]
-    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"  # the checker asks the first Python there
+    path = f"{python_with_stubs.parent}{os.pathsep}{os.environ['PATH']}"  # the checker asks the first Python there
     environment = {**os.environ, "PATH": path, "PYTHONPATH": ""}
+
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, check=False)
+
     symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]
     incomplete = {each["name"] for each in symbols if each["isTypeAmbiguous"] or not each["isTypeKnown"]}
     public = public_names()

@@ -7,6 +7,7 @@ from http import HTTPStatus
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.select import Select
 
 from example_project.client import Visitor
@@ -49,31 +50,56 @@ def assert_fits_a_phone(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_accessible_and_fits_its_screen(browser: Browser, name: str) -> None:
+def test_a_page_is_accessible(browser: Browser, name: str) -> None:
     browser.sign_in("admin")
+
     browser.open_page(name)
+
     assert browser.run(STATUS) == 200
     # Of a user's page, only the links are ours.
     assert accessibility_errors(browser, ".object-tools" if name == "user" else "#content") == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_fits_each_screen(browser: Browser, name: str) -> None:
+    browser.sign_in("admin")
+    browser.open_page(name)
+
+    found = {}
     for screen in (DESK, PHONE):
         browser.set_screen(screen)
-        assert overflow(browser, screen) == []
+        found[screen.name] = overflow(browser, screen)
+
+    assert found == {"desk": [], "phone": []}
 
 
-def test_lists_and_headings_fit_a_phone(browser: Browser) -> None:
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("overrides", "[class*=field-state], .field-created_by"), ("counters", ".field-refused")],
+    ids=["overrides", "counters"],
+)
+def test_the_rows_of_a_list_fit_a_phone(browser: Browser, name: str, columns: str) -> None:
     """Nothing of a row is beside the screen, where one would have to scroll to it."""
     browser.sign_in("admin")
     browser.set_screen(PHONE)
-    for name, columns in (("overrides", "[class*=field-state], .field-created_by"), ("counters", ".field-refused")):
-        browser.open_page(name)
-        cells = browser.find_all(f"#result_list tbody :is({columns})")
-        assert cells
-        assert all(cell.is_displayed() and cell.rect["x"] + cell.rect["width"] <= PHONE.width for cell in cells)
-        box = "const box = document.querySelector('.results'); return box.scrollWidth - box.clientWidth"
-        assert browser.run(box) <= 0
+
+    browser.open_page(name)
+
+    cells = browser.find_all(f"#result_list tbody :is({columns})")
+    assert cells
+    assert all(cell.is_displayed() and cell.rect["x"] + cell.rect["width"] <= PHONE.width for cell in cells)
+    box = "const box = document.querySelector('.results'); return box.scrollWidth - box.clientWidth"
+    assert browser.run(box) <= 0
+
+
+def test_the_caption_of_a_table_is_one_line_on_a_phone(browser: Browser) -> None:
+    browser.sign_in("admin")
+    browser.set_screen(PHONE)
+
     browser.open_page("rule")
+
     (caption,) = browser.visible("caption", "Refused last")
-    assert caption.rect["width"] > caption.rect["height"] * 4  # it is one line
+    assert caption.rect["width"] > caption.rect["height"] * 4
 
 
 @pytest.fixture(params=["light", "dark"])
@@ -83,23 +109,34 @@ def scheme(request: pytest.FixtureRequest, browser: Browser) -> Iterator[str]:
     browser.set_color_scheme("light")
 
 
-def test_contrast_is_high_enough_in_light_and_dark(browser: Browser, scheme: str) -> None:
-    for path in ("/", "/refused/"):
-        browser.open(path)
-        assert low_contrast(browser) == [], path
+@pytest.mark.usefixtures("scheme")
+@pytest.mark.parametrize("path", ["/", "/refused/"])
+def test_contrast_is_high_enough_on_a_page_for_visitors(browser: Browser, path: str) -> None:
+    browser.open(path)
+
+    assert low_contrast(browser) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["subject", "banned subject", "usage", "overview", "override", "overrides", "counters", "rule"]
+)
+def test_contrast_is_high_enough_on_a_page_for_staff(browser: Browser, scheme: str, name: str) -> None:
     browser.sign_in("admin")
-    for name in ("subject", "banned subject", "usage", "overview", "override", "overrides", "counters", "rule"):
-        browser.open_page(name)
-        colour = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
-        shade = browser.run(colour)
-        assert min(shade) > 200 if scheme == "light" else max(shade) < 60
-        browser.run("for (const details of document.querySelectorAll('details')) details.open = true")
-        assert low_contrast(browser) == [], name
+
+    browser.open_page(name)
+    browser.run("for (const details of document.querySelectorAll('details')) details.open = true")
+
+    colour = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
+    shade = browser.run(colour)
+    assert min(shade) > 200 if scheme == "light" else max(shade) < 60
+    assert low_contrast(browser) == []
 
 
-def test_a_scenario_counts_allowed_and_refused_requests(browser: Browser) -> None:
+def test_a_scenario_counts_its_requests_by_answer(browser: Browser) -> None:
     browser.open("/")
+
     browser.find("#download button.send").click()
+
     browser.until(lambda: browser.visible("#download .totals", "5 admitted, 2 refused"), "seven answers")
     browser.until(lambda: browser.visible("#download .wait", "Room again in"), "until when")
     assert_fits_a_phone(browser)
@@ -130,21 +167,34 @@ def refuse(browser: Browser, address: str) -> None:
         assert [visitor.get("/try/download/").status for _ in range(6)] == [200] * 5 + [429]
 
 
-def test_an_open_overview_shows_refusals_of_other_processes_and_catches_up_after_a_pause(browser: Browser) -> None:
+@pytest.fixture
+def open_overview(browser: Browser) -> Browser:
+    """The overview in the browser, where it has begun to refresh itself."""
     browser.sign_in("admin")
     browser.open_page("overview")
     browser.until(lambda: browser.find("[data-state]").text == "Live", "the script")
     browser.run("window.isTheSame = true")
-    refuse(browser, "203.0.113.150")
-    browser.until(lambda: browser.visible("#quota-events li a", "ip:203.0.113.150"), "the refusal")
-    browser.find("[data-pause]").click()
-    assert browser.find("[data-state]").text == "Paused"
-    refuse(browser, "203.0.113.151")
-    assert not browser.visible("#quota-events li", "203.0.113.151")
-    browser.find("[data-pause]").click()
-    browser.run("document.activeElement.blur()")
-    browser.until(lambda: browser.visible("#quota-events li", "ip:203.0.113.151"), "what it has missed")
-    assert browser.run("return window.isTheSame")
+    return browser
+
+
+def test_an_open_overview_shows_refusals_of_other_processes(open_overview: Browser) -> None:
+    refuse(open_overview, "203.0.113.150")
+
+    open_overview.until(lambda: open_overview.visible("#quota-events li a", "ip:203.0.113.150"), "the refusal")
+    assert open_overview.run("return window.isTheSame")
+
+
+def test_an_overview_catches_up_after_a_pause(open_overview: Browser) -> None:
+    open_overview.find("[data-pause]").click()
+    assert open_overview.find("[data-state]").text == "Paused"
+    refuse(open_overview, "203.0.113.151")
+    assert not open_overview.visible("#quota-events li", "203.0.113.151")
+
+    open_overview.find("[data-pause]").click()
+    open_overview.run("document.activeElement.blur()")
+
+    open_overview.until(lambda: open_overview.visible("#quota-events li", "ip:203.0.113.151"), "what it has missed")
+    assert open_overview.run("return window.isTheSame")
 
 
 @contextmanager
@@ -165,6 +215,7 @@ def open_subject(browser: Browser, asked: str) -> None:
 def test_a_raise_applies_with_the_next_request(browser: Browser) -> None:
     with signed_in(browser.site, "emeka") as emeka:
         assert any(emeka.get(SEARCH).status == 429 for _ in range(12))
+
         browser.sign_in("admin")
         open_subject(browser, "emeka")
         for summary in browser.find_all("details:not([open]) > summary"):
@@ -178,8 +229,9 @@ def test_a_raise_applies_with_the_next_request(browser: Browser) -> None:
                 field.clear()
                 field.send_keys(value)
         browser.press(browser.visible("button", "Yes")[0])
-        assert browser.visible("td", "He asked for it.")
         reply = emeka.get(SEARCH)
+
+        assert browser.visible("td", "He asked for it.")
         assert (reply.status, reply.quotas["api-search"]) == (200, 300)
 
 
@@ -198,13 +250,27 @@ def test_actions_work_by_keyboard_alone(browser: Browser) -> None:
     browser.until(lambda: browser.visible("button", "Yes"), "the question whether to block")
 
 
-def test_confirmations_are_accessible_and_fit_a_phone(browser: Browser) -> None:
+@pytest.fixture(params=["Raise", "Exempt", "Block", "Reset"])
+def confirmation(request: pytest.FixtureRequest, browser: Browser) -> Browser:
+    """The page that asks before an action on Kamala."""
     browser.sign_in("admin")
-    for label in ("Raise", "Exempt", "Block", "Reset"):
-        open_subject(browser, "kamala")
-        browser.press(browser.visible("button", label)[0])
-        assert subject("kamala") in browser.find(".quota-warning").text
-        assert_fits_a_phone(browser)
+    open_subject(browser, "kamala")
+    browser.press(browser.visible("button", request.param)[0])
+    return browser
+
+
+def test_a_confirmation_names_the_subject(confirmation: Browser) -> None:
+    assert subject("kamala") in confirmation.find(".quota-warning").text
+
+
+def test_a_confirmation_is_accessible(confirmation: Browser) -> None:
+    assert accessibility_errors(confirmation) == []
+
+
+def test_a_confirmation_fits_a_phone(confirmation: Browser) -> None:
+    confirmation.set_screen(PHONE)
+
+    assert overflow(confirmation, PHONE) == []
 
 
 def test_the_preview_follows_the_typing(browser: Browser) -> None:
@@ -288,15 +354,25 @@ def test_the_box_that_selects_all_is_whole_on_a_phone(browser: Browser, name: st
     assert toggle["bottom"] <= row["bottom"]
 
 
-def test_a_ban_is_set_in_the_admin_and_lifted_there(browser: Browser) -> None:
+def set_ban(browser: Browser, address: str) -> list[WebElement]:
+    """Ban an address as staff do; return the rows of the list that have it."""
     browser.sign_in("admin")
     browser.open_page("bans")
     browser.press(browser.visible("a", "Ban…")[0])
-    for name, text in {"subject": "192.0.2.222", "reason": "It guesses passwords."}.items():
+    for name, text in {"subject": address, "reason": "It guesses passwords."}.items():
         browser.find(f"[name={name}]").send_keys(text)
     browser.press(browser.visible("button", "Ban")[0])
-    (row,) = browser.visible("tr", "192.0.2.222")
+    return browser.visible("tr", address)
+
+
+def test_a_ban_can_be_set_in_the_admin(browser: Browser) -> None:
+    (row,) = set_ban(browser, "192.0.2.221")
+
     assert "It guesses passwords. (by admin)" in row.text
+
+
+def test_a_ban_can_be_lifted_in_the_admin(browser: Browser) -> None:
+    (row,) = set_ban(browser, "192.0.2.222")
 
     row.find_element(By.CSS_SELECTOR, "input[type=checkbox]").click()
     browser.press(browser.visible("button", "Lift selected bans")[0])

@@ -64,41 +64,88 @@ def test_links_of_the_readme_on_a_package_index_lead_to_the_documentation() -> N
     assert PROJECT["urls"]["Changelog"].startswith(address)
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_may_read_alone_names_actions_by_commit_and_gives_shells_nothing(path: Any) -> None:
-    workflow = yaml.safe_load(path.read_text())
-    assert workflow["permissions"] == {"contents": "read"}
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    assert all(job["timeout-minutes"] for job in workflow["jobs"].values())
-    assert not [step for step in steps if "${{" in step.get("run", "")], "give a shell a value as a variable"
-    lines = [line.strip().removeprefix("- ") for line in path.read_text().splitlines() if "uses:" in line]
+def jobs_of(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load(path.read_text())["jobs"].values())
+
+
+def actions_of(path: Path) -> list[str]:
+    """Return the lines that name an action."""
+    return [line.strip().removeprefix("- ") for line in path.read_text().splitlines() if "uses:" in line]
+
+
+EACH_WORKFLOW = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+
+
+@EACH_WORKFLOW
+def test_a_workflow_may_only_read(path: Path) -> None:
+    assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
+
+
+@EACH_WORKFLOW
+def test_each_job_of_a_workflow_ends_after_some_minutes(path: Path) -> None:
+    assert all(job["timeout-minutes"] for job in jobs_of(path))
+
+
+@EACH_WORKFLOW
+def test_a_workflow_writes_no_value_into_a_command(path: Path) -> None:
+    steps = [step for job in jobs_of(path) for step in job["steps"]]
+
+    assert [step for step in steps if "${{" in step.get("run", "")] == [], "give a shell a value as a variable"
+
+
+@EACH_WORKFLOW
+def test_a_workflow_names_actions_by_commit(path: Path) -> None:
+    lines = actions_of(path)
+
+    named = re.compile(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
     assert lines
-    for line in lines:
-        assert re.fullmatch(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
-    assert len({line for line in lines if "checkout" in line}) <= 1
+    assert [line for line in lines if not named.fullmatch(line)] == []
 
 
-def test_the_job_that_publishes_only_downloads_what_was_built_and_proves_who_it_is() -> None:
+@EACH_WORKFLOW
+def test_a_workflow_checks_out_by_one_version_of_the_action(path: Path) -> None:
+    assert len({line for line in actions_of(path) if "checkout" in line}) <= 1
+
+
+def test_only_the_job_that_publishes_may_prove_who_it_is() -> None:
     jobs = [(name, job) for path in WORKFLOWS for name, job in yaml.safe_load(path.read_text())["jobs"].items()]
+
     proving = [(name, job["permissions"], job["environment"]) for name, job in jobs if "permissions" in job]
+
     assert proving == [("publish", {"id-token": "write"}, "release")]
-    assert RELEASE["publish"]["needs"] == ["build", "check"]
+
+
+def test_what_was_checked_is_what_is_published() -> None:
     download, upload = RELEASE["publish"]["steps"]
+
+    assert RELEASE["publish"]["needs"] == ["build", "check"]
     assert upload["uses"].startswith("pypa/gh-action-pypi-publish@")
-    assert download in RELEASE["check"]["steps"]  # what was checked is what is published
+    assert download in RELEASE["check"]["steps"]
     assert download["uses"].startswith("actions/download-artifact@")
     assert download["with"] == {"artifact-ids": "${{ needs.build.outputs.dist }}", "path": "dist"}
 
 
-def test_a_release_is_built_by_packages_that_are_named_by_hash() -> None:
+PINS = [line for line in read(".github/build-requirements.txt").splitlines() if not line.startswith("#")]
+
+
+def test_a_release_is_built_by_pinned_packages_alone() -> None:
     runs = [step["run"] for step in RELEASE["build"]["steps"] if "run" in step]
+
     assert [run.split(" --")[0] for run in runs] == ["grep", "pip install", "python -m build"]
     assert "--require-hashes" in runs[1]
     assert "--no-isolation" in runs[2]
-    lines = [line for line in read(".github/build-requirements.txt").splitlines() if not line.startswith("#")]
-    for line in lines:
-        assert re.fullmatch(r"[\w-]+==[\d.]+ --hash=sha256:[0-9a-f]{64}", line), line
-    needed = PYPROJECT["build-system"]["requires"]
-    pinned = dict(line.split(" ")[0].split("==") for line in lines)
-    for requirement in map(Requirement, [*needed, "build"]):
-        assert requirement.specifier.contains(pinned[requirement.name])
+
+
+def test_packages_that_build_a_release_are_pinned_by_hash() -> None:
+    pin = re.compile(r"[\w-]+==[\d.]+ --hash=sha256:[0-9a-f]{64}")
+
+    assert [line for line in PINS if not pin.fullmatch(line)] == []
+
+
+@pytest.mark.parametrize("needed", [*PYPROJECT["build-system"]["requires"], "build"])
+def test_what_a_build_requires_is_pinned(needed: str) -> None:
+    pinned = dict(line.split(" ")[0].split("==") for line in PINS)
+
+    requirement = Requirement(needed)
+
+    assert requirement.specifier.contains(pinned[requirement.name])

@@ -69,11 +69,20 @@ def run_site(apps: list[str], **given: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_site_without_other_apps_limits_renders_templates_and_the_429_page() -> None:
-    found = run_site([])
-    assert found["findings"] == []
-    assert found["replies"] == [["200", HTML], ["429", HTML]]
-    assert "Too many requests" in found["body"]
+@pytest.fixture(scope="module")
+def without_apps() -> dict[str, Any]:
+    return run_site([])
+
+
+class TestSiteWithoutOtherApps:
+    def test_the_checks_find_nothing(self, without_apps: dict[str, Any]) -> None:
+        assert without_apps["findings"] == []
+
+    def test_its_second_request_is_refused(self, without_apps: dict[str, Any]) -> None:
+        assert without_apps["replies"] == [["200", HTML], ["429", HTML]]
+
+    def test_it_has_the_429_page(self, without_apps: dict[str, Any]) -> None:
+        assert "Too many requests" in without_apps["body"]
 
 
 COMMANDS = (
@@ -83,20 +92,31 @@ COMMANDS = (
 SQLITE = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 
 
-@pytest.mark.parametrize(
-    ("databases", "words"),
-    [(SQLITE, "`manage.py migrate` creates the tables"), ({}, "settings.DATABASES is improperly configured")],
-    ids=["never migrated", "no database"],
-)
-def test_commands_name_the_missing_tables_and_limits_still_work(
-    databases: dict[str, Any], words: str, redis_server: RedisServer, raw: redis.Redis
-) -> None:
-    found = run_site(WITHOUT_ADMIN, store="redis", caches=caches(redis_server), databases=databases, commands=COMMANDS)
-    assert found["findings"] == []
-    assert found["replies"] == [["200", HTML], ["429", HTML]]
-    ((command, error),) = [item for item in found["commands"].items() if item[1]]
-    assert command == "quota_override list"
-    assert words in error
+@pytest.fixture(scope="module", params=[SQLITE, {}], ids=["never migrated", "no database"])
+def databases(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(request.param)
+
+
+@pytest.fixture(scope="module")
+def without_tables(databases: dict[str, Any], redis_server: RedisServer) -> dict[str, Any]:
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return run_site(WITHOUT_ADMIN, store="redis", caches=caches(redis_server), databases=databases, commands=COMMANDS)
+
+
+class TestSiteWithoutTables:
+    def test_the_limits_work(self, without_tables: dict[str, Any]) -> None:
+        assert without_tables["findings"] == []
+        assert without_tables["replies"] == [["200", HTML], ["429", HTML]]
+
+    def test_a_command_that_needs_tables_names_what_is_missing(
+        self, without_tables: dict[str, Any], databases: dict[str, Any]
+    ) -> None:
+        ((command, error),) = [item for item in without_tables["commands"].items() if item[1]]
+
+        assert command == "quota_override list"
+        creates, configures = "`manage.py migrate` creates the tables", "settings.DATABASES is improperly configured"
+        assert (creates if databases else configures) in error
 
 
 def test_a_site_without_users_hears_what_an_override_of_a_user_needs() -> None:
