@@ -2,8 +2,10 @@
 
 import ast
 import re
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -43,43 +45,70 @@ def test_what_a_page_takes_from_the_code_is_up_to_date(page: Path) -> None:
     assert text == reference.updated(text), "Run python -m tests.support.reference"
 
 
-def test_every_public_name_is_described_once() -> None:
-    described = [name for page in ("api", "architecture") for name in reference.names_in(read(page))]
-    assert len(described) == len(set(described))
-    under_async = [re.sub(r"(\w+)$", r"a\1", name) for name in described]
-    owners = [name.rpartition(".")[0] for name in described]
-    for module in (django_quota, adapters, metrics, testing, types):
-        public = {f"{module.__name__}.{name}" for name in module.__all__}
-        assert not public.difference(described, under_async, owners)
+DESCRIBED = [name for page in ("api", "architecture") for name in reference.names_in(read(page))]
 
 
-def test_every_public_attribute_is_described() -> None:
-    for described, end, left_out in (
-        (Decision, "### Outcome\n", {"of", "without_limit", "approximately_allowed"}),
-        (Outcome, "## Reservations\n", {*dir(tuple)}),
-    ):
-        public = {name for name in dir(described) if not name.startswith("_")} - left_out
-        text = read("api").partition(f"### {described.__name__}\n")[2].partition(end)[0]
-        assert {name for name in public if f"`{name}`" in text or f"`{name}(" in text} == public
+def test_no_public_name_is_described_twice() -> None:
+    assert [name for name, times in Counter(DESCRIBED).items() if times > 1] == []
 
 
-def test_every_setting_is_listed_with_its_default() -> None:
-    listed = rows("settings", "| setting |")
-    assert sorted(listed) == sorted(KNOWN_SETTINGS)
-    for name, (_, default, _) in listed.items():
-        literal = default.partition("` of Django")[0].strip("`")
-        given = getattr(settings, literal) if literal.isupper() else ast.literal_eval(literal)
-        unset, explicit = QuotaSettings({}), QuotaSettings({name: given})
-        assert getattr(explicit, name.lower()) == getattr(unset, name.lower()), name
+@pytest.mark.parametrize(
+    "module", [django_quota, adapters, metrics, testing, types], ids=lambda module: module.__name__
+)
+def test_every_public_name_is_described(module: ModuleType) -> None:
+    under_async = [re.sub(r"(\w+)$", r"a\1", name) for name in DESCRIBED]
+    owners = [name.rpartition(".")[0] for name in DESCRIBED]
+
+    public = {f"{module.__name__}.{name}" for name in module.__all__}
+
+    assert public.difference(DESCRIBED, under_async, owners) == set()
 
 
-def test_every_option_of_a_rule_is_listed_with_its_default() -> None:
-    listed = rows("rules", "| option |")
-    assert set(listed) == {*OPTIONS, "name"}
-    assert set(listed) >= {*RuleOptions.__annotations__, *CallOptions.__annotations__}
-    for option in fields(Rule):
-        if option.name in listed and option.name != "name":
-            assert ast.literal_eval(listed[option.name][1].strip("`")) == option.default, option.name
+@pytest.mark.parametrize(
+    ("described", "end", "left_out"),
+    [
+        pytest.param(Decision, "### Outcome\n", {"of", "without_limit", "approximately_allowed"}, id="of a decision"),
+        pytest.param(Outcome, "## Reservations\n", {*dir(tuple)}, id="of an outcome"),
+    ],
+)
+def test_every_public_attribute_is_described(described: type, end: str, left_out: set[str]) -> None:
+    public = {name for name in dir(described) if not name.startswith("_")} - left_out
+
+    text = read("api").partition(f"### {described.__name__}\n")[2].partition(end)[0]
+
+    assert {name for name in public if f"`{name}`" not in text and f"`{name}(" not in text} == set()
+
+
+def test_every_setting_is_listed() -> None:
+    assert sorted(rows("settings", "| setting |")) == sorted(KNOWN_SETTINGS)
+
+
+@pytest.mark.parametrize("name", KNOWN_SETTINGS)
+def test_a_setting_is_listed_with_its_default(name: str) -> None:
+    _, default, _ = rows("settings", "| setting |")[name]
+    literal = default.partition("` of Django")[0].strip("`")
+
+    given = getattr(settings, literal) if literal.isupper() else ast.literal_eval(literal)
+
+    unset, explicit = QuotaSettings({}), QuotaSettings({name: given})
+    assert getattr(explicit, name.lower()) == getattr(unset, name.lower())
+
+
+OPTIONS_LISTED = rows("rules", "| option |")
+
+
+def test_every_option_of_a_rule_is_listed() -> None:
+    assert set(OPTIONS_LISTED) == {*OPTIONS, "name"}
+    assert set(OPTIONS_LISTED) >= {*RuleOptions.__annotations__, *CallOptions.__annotations__}
+
+
+@pytest.mark.parametrize(
+    "option",
+    [option for option in fields(Rule) if option.name in OPTIONS_LISTED and option.name != "name"],
+    ids=lambda option: option.name,
+)
+def test_an_option_of_a_rule_is_listed_with_its_default(option: Any) -> None:
+    assert ast.literal_eval(OPTIONS_LISTED[option.name][1].strip("`")) == option.default
 
 
 def test_every_command_has_a_section_with_its_options() -> None:
@@ -95,18 +124,25 @@ def test_every_check_is_listed() -> None:
     assert list(rows("settings", "| id |")) == sorted(registered)
 
 
-def test_every_header_and_variable_of_a_refusal_is_listed(memory_store: None, settings: Any) -> None:
+def test_every_header_of_a_refusal_is_listed(memory_store: None, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "LEGACY_HEADERS": True}
-    request = RequestFactory().get("/")
     limited: Any = quota("0/m", "1/h", key="ip")(lambda request: HttpResponse())
-    response = limited(request)
+
+    response = limited(RequestFactory().get("/"))
+
     sent, listed = set(response.headers) - {"Content-Type"}, set(rows("responses", "| header |"))
     assert response.status_code == 429
     assert sent == listed - {"Retry-After"}  # waiting does not help here
-    variables = rows("responses", "| variable |")
+
+
+def test_every_variable_of_the_refusal_page_is_listed(memory_store: None) -> None:
+    request = RequestFactory().get("/")
+
     context = page_context(request, Decision.without_limit(allowed=False, degraded=True, enforced=True), 503)
+
+    variables = rows("responses", "| variable |")
     assert set("`, `".join(variables).split("`, `")) == set(context)
-    assert all(f"`{name}`" in variables["limits"][0] for name in LimitShown.__annotations__)
+    assert [name for name in LimitShown.__annotations__ if f"`{name}`" not in variables["limits"][0]] == []
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
