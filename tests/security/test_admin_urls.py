@@ -40,10 +40,10 @@ def played(one_redis: Any) -> None:
 def test_the_walk_finds_every_address() -> None:
     pages = addresses()
 
+    parts = ("overview/content/", "dailycounter/usage/csv/", "quotaoverride/preview/<int:key>/")
+    assert [part for part in parts if f"django_quota/{part}" not in patterns()] == []
     assert len([each for each in pages if "/action/" in each]) >= 6
     assert len(patterns()) >= 26
-    for part in ("overview/content/", "dailycounter/usage/csv/", "quotaoverride/preview/<int:key>/"):
-        assert f"django_quota/{part}" in patterns()
 
 
 QUESTIONS = {"nothing": {}, "a subject": ASKED, "what would change something": CHANGES}
@@ -82,8 +82,14 @@ def test_no_method_but_post_changes_anything(method: str, asked: dict[str, str],
     before = state(one_redis)
     assert len(before) > 6
 
+    changed = []
     for address, _ in look_at_all(method, asked):
-        assert state(one_redis) == before, address
+        after = state(one_redis)
+        if after != before:
+            changed.append(address)
+        before = after
+
+    assert changed == []
 
 
 @few_questions
@@ -160,13 +166,15 @@ def replies_to(client: Client, address: str) -> list[Any]:
 
 
 def test_a_stranger_sees_nothing(stranger: Client) -> None:
-    for address in addresses():
-        for reply in replies_to(stranger, address):
-            assert reply.status_code in (302, 403, 404, 405), address
-            leads_to = reply.url.partition("?")[0] if reply.status_code == 302 else "/admin/login/"
-            assert leads_to in ("/admin/login/", f"{address}change/"), address  # Django's own, to another of these
-            assert reply.status_code == 302 or SUBJECT.encode() not in reply.content, address
-            assert b"marked-reason" not in reply.content, address
+    def is_shut(reply: Any, address: str) -> bool:
+        if reply.status_code == 302:  # Django's own redirect leads to another of these
+            return reply.url.partition("?")[0] in ("/admin/login/", f"{address}change/")
+        return reply.status_code in (403, 404, 405) and SUBJECT.encode() not in reply.content
+
+    replies = [(address, reply) for address in addresses() for reply in replies_to(stranger, address)]
+
+    assert [(address, reply) for address, reply in replies if not is_shut(reply, address)] == []
+    assert [address for address, reply in replies if b"marked-reason" in reply.content] == []
 
 
 def test_a_stranger_changes_nothing(stranger: Client, one_redis: Any) -> None:

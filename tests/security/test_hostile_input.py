@@ -1,5 +1,6 @@
 """What strangers send and operators mistype: a right answer or a clear error, never a traceback nor a shared bucket."""
 
+from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
@@ -34,18 +35,25 @@ VALUES = ANYTHING | SCALARS | st.lists(ANYTHING, max_size=3)
 GIVEN = VALUES | st.dictionaries(ANYTHING, ANYTHING, max_size=2)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda rate, options: Rule.make("r", rate, **options), id="in code"),
+        pytest.param(lambda rate, options: Rule.from_setting("r", {"rate": rate, **options}), id="in the settings"),
+    ],
+)
 @inputs(500)
-@given(VALUES, st.dictionaries(st.sampled_from(OPTIONS), GIVEN, max_size=3))
-def test_a_rule_is_made_or_refused_with_words(rate: Any, options: dict[str, Any]) -> None:
-    by_setting = {"rate": rate, **options}
-    ways: list[Any] = [lambda: Rule.make("r", rate, **options), lambda: Rule.from_setting("r", by_setting)]
-    for make in ways:
-        said = "it is a rule"
-        try:
-            make()
-        except QuotaError as error:
-            said = str(error)
-        assert len(said) > 10
+@given(rate=VALUES, options=st.dictionaries(st.sampled_from(OPTIONS), GIVEN, max_size=3))
+def test_a_rule_is_made_or_refused_with_words(
+    make: Callable[[Any, dict[str, Any]], Rule], rate: Any, options: dict[str, Any]
+) -> None:
+    said = "it is a rule"
+    try:
+        make(rate, options)
+    except QuotaError as error:
+        said = str(error)
+
+    assert len(said) > 10
 
 
 @inputs(150)
@@ -64,12 +72,14 @@ def test_a_request_under_odd_settings_is_answered_or_says_what_is_wrong(given_: 
 
 @inputs(150)
 @given(st.text(max_size=60), ANYTHING, ANYTHING, st.sampled_from(["GET", "POST", "OPTIONS", "PURGE", "X"]))
-def test_any_path_host_and_accept_is_answered_by_the_middleware(path: str, accept: str, host: str, method: str) -> None:
+def test_any_request_is_answered_by_the_middleware(path: str, accept: str, host: str, method: str) -> None:
     rules = {"a": {"rate": "0/m", "match": ["/", "api:*", "host:*.example.com", "re:^/a+b"], "key": "path"}}
     sent: dict[str, Any] = {"HTTP_ACCEPT": header(accept), "HTTP_HOST": header(host), "REMOTE_ADDR": "192.0.2.1"}
+
     with override_settings(QUOTA={"STORE": "memory", "RULES": rules}, ALLOWED_HOSTS=["*"]):
         client = Client(raise_request_exception=False)
         reply = client.generic(method, "/" + path.encode("utf-8", "surrogatepass").decode("latin-1"), **sent)
+
     assert reply.status_code in (400, 429)
 
 
