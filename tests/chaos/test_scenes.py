@@ -48,13 +48,13 @@ def test_a_flood_opens_no_limit(flood: Flood) -> None:
 @pytest.mark.thorough("chaos")
 @pytest.mark.parametrize("how", ["reset", "silence"])
 @pytest.mark.parametrize("server", SERVERS)
-def test_connections_that_idled_and_were_forgotten_cost_no_decision(server: str, how: str) -> None:
+def test_connections_that_the_network_forgot_cost_no_decision(server: str, how: str) -> None:
     assert play_idle(server, how, server_programs()[0]) == []
 
 
 @pytest.mark.thorough("chaos")
 @pytest.mark.parametrize("leaving", LEAVING, ids=lambda leaving: leaving.name)
-def test_a_stream_that_nobody_reads_gives_back_its_slot_and_its_units(leaving: Leaving) -> None:
+def test_a_stream_that_nobody_reads_gives_back_what_it_holds(leaving: Leaving) -> None:
     assert play_leaving(replace(leaving, requests=200), server_programs()[0]).broken == []
 
 

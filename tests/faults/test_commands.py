@@ -3,6 +3,8 @@
 import io
 import re
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,9 @@ def test_without_redis_a_command_ends_with_an_error(fault: str, name: str, used:
 
 
 @pytest.mark.parametrize(("name", "command"), NEEDED)
-def test_a_missing_permission_ends_a_command_and_is_named(name: str, command: str, used: FaultyServer) -> None:
+def test_a_command_ends_with_the_name_of_the_permission_that_it_lacks(
+    name: str, command: str, used: FaultyServer
+) -> None:
     if command == "xack":  # there must be something to acknowledge
         (key,) = used.client.keys("*:events")
         used.client.xgroup_create(key, "g", "0")
@@ -86,26 +90,41 @@ def test_a_missing_permission_ends_a_command_and_is_named(name: str, command: st
 
 
 @pytest.mark.thorough("processes")
-@pytest.mark.parametrize("more", [(), ("--json", "--group", "g")])
-def test_a_watcher_waits_for_redis_and_ends_if_its_password_changes(
-    more: tuple[str, ...], used: FaultyServer, tmp_path: Path
-) -> None:
-    stderr = tmp_path / "said"
-    with managing(tmp_path, caches_at(used.url)) as manage:
-        with FAULTS["refused"].inject(used):
-            process = manage.start("quota_events", "--follow", *more, stderr=stderr)
-            wait_until(lambda: "Connection refused. Trying again until it answers" in stderr.read_text())
-        wait_until(lambda: "answers again" in stderr.read_text())
-        check("1/m", "user:late", name="late", cost=2)
-        assert process.stdout is not None
-        while "late" not in process.stdout.readline():
-            pass
+@pytest.mark.parametrize("more", [(), ("--json", "--group", "g")], ids=["alone", "in a group"])
+class TestWatcher:
+    @pytest.fixture
+    def stderr(self, tmp_path: Path) -> Path:
+        return tmp_path / "said"
+
+    @pytest.fixture
+    def watcher(
+        self, more: tuple[str, ...], used: FaultyServer, tmp_path: Path, stderr: Path
+    ) -> Iterator[subprocess.Popen[str]]:
+        """A watcher that began before Redis answered, and has read an event since."""
+        with managing(tmp_path, caches_at(used.url)) as manage:
+            with FAULTS["refused"].inject(used):
+                process = manage.start("quota_events", "--follow", *more, stderr=stderr)
+                wait_until(lambda: "Connection refused. Trying again until it answers" in stderr.read_text())
+            wait_until(lambda: "answers again" in stderr.read_text())
+            check("1/m", "user:late", name="late", cost=2)
+            assert process.stdout is not None
+            while "late" not in process.stdout.readline():
+                pass
+            yield process
+
+    def test_it_says_once_that_it_waits_for_redis(self, watcher: subprocess.Popen[str], stderr: Path) -> None:
         waits = [line for line in stderr.read_text().splitlines() if "Trying again" in line]
+
         assert len(waits) == len(set(waits))
+
+    def test_it_ends_if_its_password_changes(
+        self, watcher: subprocess.Popen[str], used: FaultyServer, stderr: Path
+    ) -> None:
         with FAULTS["wrong-password"].inject(used):
-            assert process.wait(60) == 1
-    assert "CommandError: The quota store is unavailable: AuthenticationError" in stderr.read_text()
-    assert "Traceback" not in stderr.read_text()
+            assert watcher.wait(60) == 1
+
+        assert "CommandError: The quota store is unavailable: AuthenticationError" in stderr.read_text()
+        assert "Traceback" not in stderr.read_text()
 
 
 @pytest.mark.thorough("processes")

@@ -41,7 +41,6 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
     use_site_rules(settings)
     check("9/m", "user:1")
     breaker = new_breaker(failures=1)
-    cancelled = 0
 
     async def ask(step: int) -> tuple[Any, bool]:
         """Return the answer or the error, and whether the call was cancelled: at an await, or at a turn of the loop."""
@@ -55,20 +54,23 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
         was_cut = task.cancel()
         return (await asyncio.gather(task, return_exceptions=True))[0], was_cut
 
-    async def run() -> None:
-        nonlocal cancelled
+    async def run() -> tuple[list[Any], dict[int, list[int]], Any]:
+        """Return what was raised at each step, what later calls were answered, and the answer of the whole call."""
+        raised, later = list[Any](), dict[int, list[int]]()
         for step in range(60):
             answer, was_cut = await ask(step)
             if not was_cut:
-                assert call_problem(call, answer) == ""
-                return
-            assert isinstance(answer, asyncio.CancelledError), repr(answer)[:300]
-            cancelled += 1
-            limits = [(await acheck(f"{n}/m", f"user:{n}")).limit for n in (1_000 + step, 2_000 + step)]
-            assert limits == [1_000 + step, 2_000 + step]
+                return raised, later, answer
+            raised.append(answer)
+            later[step] = [(await acheck(f"{n}/m", f"user:{n}")).limit for n in (1_000 + step, 2_000 + step)]
+        raise AssertionError("The call takes more than 60 steps.")
 
-    asyncio.run(run())
-    assert cancelled >= (3 if connection == "new" and call.name not in TO_THE_END else 1)
+    raised, later, answer = asyncio.run(run())
+
+    assert [repr(error)[:300] for error in raised if not isinstance(error, asyncio.CancelledError)] == []
+    assert later == {step: [1_000 + step, 2_000 + step] for step in later}
+    assert call_problem(call, answer) == ""
+    assert len(raised) >= (3 if connection == "new" and call.name not in TO_THE_END else 1)
     assert not breaker.is_open
     assert "unavailable" not in caplog.text
 
@@ -125,22 +127,26 @@ def interrupted(when: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupted_thread_leaves_no_reply(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
+@pytest.mark.parametrize("where", ["send", "read"])
+def test_an_interrupted_thread_leaves_no_reply(
+    where: str, redis_server: RedisServer, raw: redis.Redis, settings: Any
+) -> None:
     settings.CACHES = caches(redis_server)
     use_site_rules(settings)
     check("9/m", "user:1")
     ours = redis_store()
     pool: Any = ours.server.pool
     permits = pool._permits.qsize()
-    for where in ("send", "read"):
-        (kept,) = pool._idle
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Wire, where, Mock(side_effect=KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                check("5/m", "user:2")
-        assert kept not in pool._idle
-        assert pool._permits.qsize() == permits
-        assert_own_answers("sync")
+    (kept,) = pool._idle
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wire, where, Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            check("5/m", "user:2")
+
+    assert kept not in pool._idle
+    assert pool._permits.qsize() == permits
+    assert_own_answers("sync")
     assert not ours.server.breaker.is_open
 
 

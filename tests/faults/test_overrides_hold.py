@@ -116,6 +116,9 @@ def test_who_is_blocked_stays_out(fault: str, tmp_path: Path, database: dict[str
         after = start("after")
         wait_until(lambda: after.answers(LATE))
         assert all(each.process.poll() is None for each in (old, new, after))
-    assert [old.answers(EARLY), old.answers(LATE)] == [["admitted", "refused"]] * 2
-    for each in (new, after):
-        assert [each.answers(EARLY), each.answers(LATE)] == [["refused"]] * 2
+    processes = {"old": old, "new": new, "after": after}
+    assert {name: (each.answers(EARLY), each.answers(LATE)) for name, each in processes.items()} == {
+        "old": (["admitted", "refused"], ["admitted", "refused"]),
+        "new": (["refused"], ["refused"]),
+        "after": (["refused"], ["refused"]),
+    }
