@@ -266,7 +266,7 @@ def states_of(name: str) -> dict[str, Any]:
 def test_a_key_lives_as_long_as_in_the_old_store(
     make: Callable[[], object], key: str, ttl: Any, use: Callable[[str], None]
 ) -> None:
-    def late(store: str) -> int:
+    def late(store: str) -> Any:
         """Return how long after the moment in the old store the key ends."""
         (state,) = [each for name, each in states_of(store).items() if f":{key}:" in name and ":2025" not in name]
         return abs(state.expires - (START + parse_duration("ttl", ttl)))

@@ -54,9 +54,9 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
         was_cut = task.cancel()
         return (await asyncio.gather(task, return_exceptions=True))[0], was_cut
 
-    async def run() -> tuple[list[Any], dict[int, list[int]], Any]:
+    async def run() -> tuple[list[Any], dict[int, list[int | None]], Any]:
         """Return what was raised at each step, what later calls were answered, and the answer of the whole call."""
-        raised, later = list[Any](), dict[int, list[int]]()
+        raised, later = list[Any](), dict[int, list[int | None]]()
         for step in range(60):
             answer, was_cut = await ask(step)
             if not was_cut:
