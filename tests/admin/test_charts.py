@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from django.template.loader import render_to_string
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota.admin.charts import (
@@ -127,6 +127,7 @@ def marks_of(svg: ElementTree.Element) -> Counter[str | None]:
     return Counter(element.get("class") for element in svg.iter())
 
 
+@example({0: Count(3, 0, 3), 1: Count(0, 2, 0), 2: Count()})
 @given(st.dictionaries(st.integers(0, 30), check_counts, max_size=9))
 def test_a_heat_map_says_what_was_checked_on_each_day(given_counts: dict[int, Count]) -> None:
     days, svg = january(given_counts)
@@ -139,6 +140,7 @@ def test_a_heat_map_says_what_was_checked_on_each_day(given_counts: dict[int, Co
     assert {day: titles[day.day - 1] for day in days if words[day] not in titles[day.day - 1]} == {}
 
 
+@example({0: Count(3, 0, 3), 1: Count(0, 2, 0), 2: Count()})
 @given(st.dictionaries(st.integers(0, 30), check_counts, max_size=9))
 def test_a_heat_map_marks_days_with_refusals(given_counts: dict[int, Count]) -> None:
     days, svg = january(given_counts)
