@@ -96,11 +96,15 @@ class TestInEachStore:
 
         assert found(superuser(), text) == [shown_as] * number
 
-    def test_the_bans_of_a_subject_are_listed_with_rule_end_level(self, ann: str) -> None:
+    def test_the_bans_of_a_subject_are_listed_by_rule_with_their_level(self, ann: str) -> None:
         rows = shown(superuser(), subject=ann)
 
         assert sorted((row[1], row[4]) for row in rows) == [("login", "First ban"), ("search", "First ban")]
-        assert all(re.search(r", 20\d\d, .* (UTC|\w{3,4})$", row[3]) for row in rows)
+
+    def test_a_row_says_when_the_ban_ends(self, ann: str) -> None:
+        rows = shown(superuser(), subject=ann)
+
+        assert [row[3] for row in rows if not re.search(r", 20\d\d, .* (UTC|\w{3,4})$", row[3])] == []
 
     def test_a_confirmed_lift_ends_the_selected_bans(self, ann: str) -> None:
         page = lift(superuser(), pair(ann), pair(ann, "search"), subject=ann)
@@ -223,7 +227,7 @@ class TestListing:
         assert [row[:2] for row in shown(superuser())] == [["user:7", "login"], [SUBJECT, "strict"]]
 
     def test_a_row_says_when_the_ban_began(self) -> None:
-        assert all(re.search(r", 20\d\d, ", row[2]) for row in shown(superuser()))
+        assert [row[2] for row in shown(superuser()) if not re.search(r", 20\d\d, ", row[2])] == []
 
     def test_a_row_says_how_many_bans_there_were(self) -> None:
         assert [row[4] for row in shown(superuser())] == ["First ban", "First ban"]

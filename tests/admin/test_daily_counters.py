@@ -248,7 +248,9 @@ def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.Monk
 def test_the_export_holds_the_rows_that_match(client: Client) -> None:
     for number in range(5):
         row(f"user:{number}", "search" if number % 2 else "login", refused=number)
+
     reply: Any = client.get(f"{LIST}export/?rule=search&p=3&o=1")
+
     assert reply["Content-Type"] == "text/csv; charset=utf-8"
     assert reply["Content-Disposition"] == 'attachment; filename="daily-counters.csv"'
     assert b"".join(reply).decode() == (
@@ -256,6 +258,11 @@ def test_the_export_holds_the_rows_that_match(client: Client) -> None:
         '"user:1","search","2026-03-14","5","1","5"\r\n'
         '"user:3","search","2026-03-14","5","3","5"\r\n'
     )
+
+
+def test_the_list_links_to_the_export_of_what_it_shows(client: Client) -> None:
+    row("user:1", "search")
+
     assert f'href="{LIST}export/?rule=search"' in client.get(f"{LIST}?rule=search&o=1").content.decode()
 
 

@@ -498,11 +498,10 @@ def test_a_time_that_the_clock_shows_twice_follows_the_line_before(settings: Any
     settings.TIME_ZONE = "Europe/Berlin"
     clock = [*(f"02:{minute:02}" for minute in range(60)), *(f"02:{minute:02}" for minute in range(60)), "03:00"]
     lines = [json.dumps(JSON | {"time": f"2026-10-25T{time}:00"}) for time in clock]
-    traffic = read_traffic(
-        lines,
-        find_format(lines),
-        RuleSet(read_rules({"all": {"rate": "5/m", "match": "/"}}, "rules"), frozenset({"ip"})),
-    )
+    rules = RuleSet(read_rules({"all": {"rate": "5/m", "match": "/"}}, "rules"), frozenset({"ip"}))
+
+    traffic = read_traffic(lines, find_format(lines), rules)
+
     minutes = [(time - traffic.times[0]) // (60 * SECOND) for time in traffic.times]
     assert minutes == list(range(121))
 

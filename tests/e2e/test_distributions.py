@@ -130,6 +130,7 @@ def test_the_commands_work_on_a_new_site(python: Path, redis_server: RedisServer
     settings = tmp_path / "shop/settings.py"
     settings.write_text(settings.read_text() + SETTINGS.format(url=redis_server.url))
     manage = partial(ran, python, "-W", "error", "manage.py", cwd=tmp_path)
+
     assert "no issues" in manage("check")
     assert "django_quota" in manage("migrate")
     hit = "from django.test import Client; print(Client(SERVER_NAME='localhost').get('/').headers['RateLimit'])"

@@ -238,6 +238,7 @@ def test_a_raise_applies_with_the_next_request(browser: Browser) -> None:
 def test_actions_work_by_keyboard_alone(browser: Browser) -> None:
     browser.sign_in("admin")
     browser.open(f"/admin/django_quota/subject/?subject={subject('kamala')}")
+
     for _ in range(60):
         browser.chrome.switch_to.active_element.send_keys(Keys.TAB)
         focused = browser.chrome.switch_to.active_element
@@ -246,6 +247,7 @@ def test_actions_work_by_keyboard_alone(browser: Browser) -> None:
     else:
         pytest.fail("No button that blocks within 60 tabs.")
     assert browser.run("return getComputedStyle(document.activeElement).outlineStyle") != "none"
+
     focused.send_keys(Keys.ENTER)
     browser.until(lambda: browser.visible("button", "Yes"), "the question whether to block")
 
@@ -276,11 +278,13 @@ def test_a_confirmation_fits_a_phone(confirmation: Browser) -> None:
 def test_the_preview_follows_the_typing(browser: Browser) -> None:
     with signed_in(browser.site, "chiara") as chiara:
         assert [chiara.get(SEARCH).status for _ in range(2)] == [200, 200]
+
         browser.sign_in("admin")
         browser.open_page("new override")
         browser.find("[name=rule]").clear()
         for name, text in {"subject": subject("chiara"), "rule": "api-search", "rate": "77/m"}.items():
             browser.find(f"[name={name}]").send_keys(text)
+
         browser.until(lambda: browser.visible("#quota-preview", "10 of 77"), "the preview")
         assert browser.visible("#quota-preview", "10 of 30")
         assert_fits_a_phone(browser)

@@ -161,4 +161,5 @@ def test_no_page_of_the_package_has_words_that_are_not_marked() -> None:
         words = re.findall(r"[A-Za-z]{3,}", " ".join(re.findall(r">([^<>]*)<", text)))
         if words:
             bare[page.name] = words
+
     assert bare == {}

@@ -102,11 +102,13 @@ def follow(reader: Reader, language: str, text: str) -> None:
 def test_the_tutorial_works_as_shown(reader: Reader) -> None:
     known = "|".join(map(str, reader.ports))
     page = re.sub(known, lambda found: str(reader.ports[int(found[0])]), read("docs/tutorial.md"))
+
     for how, path, language, text in BLOCK.findall(page):
         if path:
             reader.write(path, text, append=how != "Create")
         else:
             follow(reader, language, text)
+
     signs_in = (
         "from django.test import Client; from django.contrib.auth.models import User; "
         "client = Client(SERVER_NAME='localhost'); client.force_login(User.objects.get(username='ann')); "

@@ -139,11 +139,13 @@ def test_a_command_ends_quietly_if_its_reader_has_left(
     with managing(tmp_path, caches_at(used.url), {"default": database}) as manage:
         if name == "override":
             assert manage.start("migrate", "--verbosity", "0").wait(60) == 0
+
         manage.environment["PYTHONUNBUFFERED"] = unbuffered
         process = manage.start(*(COMMANDS | others)[name], stderr=stderr)
         assert process.stdout is not None
         process.stdout.close()
         status = process.wait(60)
+
         # 128 and the number of the signal, as a shell has it. Of help, Python itself may have thrown the rest away.
         assert name == "help" or status == 128 + signal.SIGPIPE
     assert not re.search("Traceback|Exception|BrokenPipe", stderr.read_text())

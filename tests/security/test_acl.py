@@ -150,19 +150,33 @@ def test_without_any_of_them_something_is_denied(guarded: Guarded) -> None:
     assert needless == []
 
 
-@pytest.mark.parametrize("has_select", [True, False])
-def test_another_database_needs_select(has_select: bool, redis_server: RedisServer, settings: Any) -> None:
+@pytest.fixture
+def in_another_database(redis_server: RedisServer, settings: Any) -> Iterator[redis.Redis]:
+    """A client of a server whose fourth database the site uses."""
     with running_redis(redis_server.program) as server, redis.Redis.from_url(server.url, db=3) as client:
         url = f"{server.url}?db=3&username=quota-web&password={PASSWORD}"
         settings.CACHES = caches(RedisServer(url, server.pid, server.program))
-        permit(client, "quota-web", *(OF_DATABASE if has_select else []))
-        assert check("1/m", "user:7").degraded == (not has_select)
-        if not has_select:
-            with pytest.raises(QuotaError, match="select"):
-                counter("a").incr("user:7")
-        assert denied(client) == (set() if has_select else {"select"})
-        assert (client.dbsize() > 0) == has_select
+        yield client
         forget_connections()
+
+
+def test_with_select_another_database_can_be_used(in_another_database: redis.Redis) -> None:
+    permit(in_another_database, "quota-web", *OF_DATABASE)
+
+    assert not check("1/m", "user:7").degraded
+    assert denied(in_another_database) == set()
+    assert in_another_database.dbsize() > 0
+
+
+def test_without_select_another_database_is_out_of_reach(in_another_database: redis.Redis) -> None:
+    permit(in_another_database, "quota-web")
+
+    assert check("1/m", "user:7").degraded
+    with pytest.raises(QuotaError, match="select"):
+        counter("a").incr("user:7")
+
+    assert denied(in_another_database) == {"select"}
+    assert in_another_database.dbsize() == 0
 
 
 # --- on a Cluster -----------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_a_new_subject_of_a_flooded_rule_is_refused_as_degraded() -> None:
 def test_a_flood_refuses_nobody_under_another_rule() -> None:
     decisions = [check("1/h", f"ip:192.0.2.{number}", name="login") for number in range(20)]
 
-    assert all(decision.allowed and decision.binding for decision in decisions)
+    assert [decision for decision in decisions if not decision.allowed or not decision.binding] == []
 
 
 @pytest.mark.usefixtures("flooded")
