@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from ast import literal_eval
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from io import StringIO
 from itertools import takewhile
@@ -95,66 +95,77 @@ def rows(page: str, heading: str) -> list[list[str]]:
 class TestFiguresOfTheReadme:
     """A new run of `make bench` or `make chaos` that fails here: the README promises too much now."""
 
-    COMPARED = rows("docs/comparison.md", "### At a glance")
-    CHAOS = rows("docs/reliability.md", "<!-- make chaos: begin -->")
+    @pytest.fixture
+    def compared(self) -> list[list[str]]:
+        return rows("docs/comparison.md", "### At a glance")
 
-    def test_only_others_admit_more_than_the_limit(self) -> None:
-        admitted = {name.split()[0]: int(cells[7]) for name, *cells in self.COMPARED}
+    @pytest.fixture
+    def scenes(self) -> list[list[str]]:
+        return rows("docs/reliability.md", "<!-- make chaos: begin -->")
+
+    def test_only_others_admit_more_than_the_limit(self, compared: list[list[str]]) -> None:
+        admitted = {name.split()[0]: int(cells[7]) for name, *cells in compared}
 
         assert (admitted["django_quota"], admitted["DRF"] >= 200) == (50, True)
 
-    def test_a_check_takes_less_than_half_of_the_cpu_of_limits(self) -> None:
-        (_, *ours), (_, *limits), *_ = self.COMPARED
+    def test_a_check_takes_less_than_half_of_the_cpu_of_limits(self, compared: list[list[str]]) -> None:
+        (_, *ours), (_, *limits), *_ = compared
 
         assert float(ours[3]) / float(limits[3]) < 0.5
 
-    def test_a_check_takes_about_half_of_the_time_of_limits(self) -> None:
-        (_, *ours), (_, *limits), *_ = self.COMPARED
+    def test_a_check_takes_about_half_of_the_time_of_limits(self, compared: list[list[str]]) -> None:
+        (_, *ours), (_, *limits), *_ = compared
 
         assert float(ours[4]) / float(limits[4]) < 0.55
 
-    def test_no_scene_of_chaos_raises_an_exception_or_passes_a_limit(self) -> None:
-        assert {name: (raised, over) for name, _, raised, over, *_ in self.CHAOS if (raised, over) != ("0", "0")} == {}
-        assert len(self.CHAOS) == 17
+    def test_no_scene_of_chaos_raises_an_exception_or_passes_a_limit(self, scenes: list[list[str]]) -> None:
+        assert {name: (raised, over) for name, _, raised, over, *_ in scenes if (raised, over) != ("0", "0")} == {}
+        assert len(scenes) == 17
 
-    def test_chaos_tries_enough_requests(self) -> None:
-        assert sum(int(tried.replace(",", "")) for _, tried, *_ in self.CHAOS) >= 120_000
+    def test_chaos_tries_enough_requests(self, scenes: list[list[str]]) -> None:
+        assert sum(int(tried.replace(",", "")) for _, tried, *_ in scenes) >= 120_000
 
-    def test_nobody_waits_long_for_a_redis_that_hangs(self) -> None:
-        assert {
-            cells[0]: cells[5] for cells in self.CHAOS if cells[0].startswith("Hangs") and int(cells[5]) > 550
-        } == {}
-
-
-INSTALLED, SHOWN = marked("docs/install.md", "settings"), marked("README.md", "settings")
-RULES, LIVE = marked("README.md", "site")["QUOTA"], marked("docs/going_live.md", "settings")
+    def test_nobody_waits_long_for_a_redis_that_hangs(self, scenes: list[list[str]]) -> None:
+        assert {cells[0]: cells[5] for cells in scenes if cells[0].startswith("Hangs") and int(cells[5]) > 550} == {}
 
 
 def test_the_shown_settings_install_the_app() -> None:
-    assert "django_quota" in INSTALLED["INSTALLED_APPS"]
-    assert "django_quota.middleware.QuotaMiddleware" in SHOWN["MIDDLEWARE"]
+    assert "django_quota" in marked("docs/install.md", "settings")["INSTALLED_APPS"]
+
+
+def test_the_shown_settings_install_the_middleware() -> None:
+    assert "django_quota.middleware.QuotaMiddleware" in marked("README.md", "settings")["MIDDLEWARE"]
+
+
+def shown_settings(page: str, *names: str) -> dict[str, Any]:
+    shown = marked(page, "settings")
+    return {name: shown[name] for name in names}
+
+
+def rules_of_the_readme() -> dict[str, Any]:
+    return dict(marked("README.md", "site")["QUOTA"])
 
 
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize(
-    "shown",
+    "read",
     [
-        pytest.param({"QUOTA": INSTALLED["QUOTA"], "CACHES": {}}, id="install"),
-        pytest.param({"QUOTA": RULES, "CACHES": SHOWN["CACHES"]}, id="README"),
-        pytest.param({name: LIVE[name] for name in ("QUOTA", "AUTHENTICATION_BACKENDS")}, id="going live"),
+        pytest.param(lambda: shown_settings("docs/install.md", "QUOTA") | {"CACHES": {}}, id="install"),
+        pytest.param(lambda: shown_settings("README.md", "CACHES") | {"QUOTA": rules_of_the_readme()}, id="README"),
+        pytest.param(lambda: shown_settings("docs/going_live.md", "QUOTA", "AUTHENTICATION_BACKENDS"), id="going live"),
     ],
 )
-def test_the_shown_settings_pass_the_checks(shown: dict[str, Any], settings: Any) -> None:
+def test_the_shown_settings_pass_the_checks(read: Callable[[], dict[str, Any]], settings: Any) -> None:
     settings.ROOT_URLCONF = (urls.path("api/", ok),)
 
-    with override_settings(**shown):
+    with override_settings(**read()):
         assert run_checks(tags=["django_quota"]) == []
 
 
 @pytest.mark.usefixtures("memory_store")
 def test_the_shown_rules_limit_a_site(settings: Any) -> None:
     settings.ROOT_URLCONF = (urls.path("api/", ok),)
-    settings.QUOTA = {**settings.QUOTA, **RULES}
+    settings.QUOTA = {**settings.QUOTA, **rules_of_the_readme()}
 
     assert [Client().get("/api/").status_code for _ in range(11)] == [200] * 10 + [429]
 

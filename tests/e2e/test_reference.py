@@ -45,23 +45,25 @@ def test_what_a_page_takes_from_the_code_is_up_to_date(page: Path) -> None:
     assert text == reference.updated(text), "Run python -m tests.support.reference"
 
 
-DESCRIBED = [name for page in ("api", "architecture") for name in reference.names_in(read(page))]
+def described() -> list[str]:
+    return [name for page in ("api", "architecture") for name in reference.names_in(read(page))]
 
 
 def test_no_public_name_is_described_twice() -> None:
-    assert [name for name, times in Counter(DESCRIBED).items() if times > 1] == []
+    assert [name for name, times in Counter(described()).items() if times > 1] == []
 
 
 @pytest.mark.parametrize(
     "module", [django_quota, adapters, metrics, testing, types], ids=lambda module: module.__name__
 )
 def test_every_public_name_is_described(module: ModuleType) -> None:
-    under_async = [re.sub(r"(\w+)$", r"a\1", name) for name in DESCRIBED]
-    owners = [name.rpartition(".")[0] for name in DESCRIBED]
+    names = described()
+    under_async = [re.sub(r"(\w+)$", r"a\1", name) for name in names]
+    owners = [name.rpartition(".")[0] for name in names]
 
     public = {f"{module.__name__}.{name}" for name in module.__all__}
 
-    assert public.difference(DESCRIBED, under_async, owners) == set()
+    assert public.difference(names, under_async, owners) == set()
 
 
 @pytest.mark.parametrize(
@@ -94,21 +96,22 @@ def test_a_setting_is_listed_with_its_default(name: str) -> None:
     assert getattr(explicit, name.lower()) == getattr(unset, name.lower())
 
 
-OPTIONS_LISTED = rows("rules", "| option |")
-
-
 def test_every_option_of_a_rule_is_listed() -> None:
-    assert set(OPTIONS_LISTED) == {*OPTIONS, "name"}
-    assert set(OPTIONS_LISTED) >= {*RuleOptions.__annotations__, *CallOptions.__annotations__}
+    listed = set(rows("rules", "| option |"))
+
+    assert listed == {*OPTIONS, "name"}
+    assert listed >= {*RuleOptions.__annotations__, *CallOptions.__annotations__}
 
 
 @pytest.mark.parametrize(
     "option",
-    [option for option in fields(Rule) if option.name in OPTIONS_LISTED and option.name != "name"],
+    [option for option in fields(Rule) if option.name in OPTIONS],
     ids=lambda option: option.name,
 )
 def test_an_option_of_a_rule_is_listed_with_its_default(option: Any) -> None:
-    assert ast.literal_eval(OPTIONS_LISTED[option.name][1].strip("`")) == option.default
+    _, default, *_ = rows("rules", "| option |")[option.name]
+
+    assert ast.literal_eval(default.strip("`")) == option.default
 
 
 def test_every_command_has_a_section() -> None:
