@@ -66,21 +66,36 @@ def test_an_answer_in_a_form_of_your_own_has_the_headers_of_a_refusal() -> None:
     assert [own.headers[name] for name in names] == [usual[name] for name in names]
 
 
-@pytest.mark.usefixtures("memory_store")
-def test_names_rates_rules_and_pairs_are_decided_in_one_call(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def every_form(settings: Any) -> list[Any]:
+    """Each form in which `decide` takes a rule."""
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "5/m", "find": {"rate": "5/m", "key": "path"}}}
     own = Rule.make("own", "7/d", key="header:X-Key")
-    rules: list[Any] = ["search", "9/h", own, ("find", "user:42"), ("3/m", "ip:2001:db8::1")]
+    return ["search", "9/h", own, ("find", "user:42"), ("3/m", "ip:2001:db8::1")]
+
+
+@pytest.mark.usefixtures("memory_store")
+@both_ways
+def test_rules_in_every_form_are_decided_in_one_call(
+    is_async: bool, every_form: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = request_by(headers={"X-Key": "k"})
-    decide(request, rules)  # makes the limiter
+    decide(request, every_form)  # makes the limiter
     calls = calls_of(monkeypatch)
-    for remaining in ([3, 7, 5, 3, 1], [2, 6, 4, 2, 0]):
-        decision = decide(request, rules) if remaining[0] == 3 else asyncio.run(adecide(request, rules))
-        assert [outcome.remaining for outcome in decision.outcomes] == remaining
-    assert len(calls) == 2
+
+    decision = asyncio.run(adecide(request, every_form)) if is_async else decide(request, every_form)
+
+    assert [outcome.remaining for outcome in decision.outcomes] == [3, 7, 5, 3, 1]
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_rule_by_its_name_or_rate_is_for_the_subject_of_its_own_key(every_form: list[Any]) -> None:
+    decision = decide(request_by(headers={"X-Key": "k"}), every_form)
+
     subjects = [outcome.subject for outcome in decision.outcomes]
     assert [subjects[0], *subjects[3:]] == [IP, "user:42", "ip:2001:db8::/64"]
-    assert peek("search", IP).remaining == 2
+    assert peek("search", IP).remaining == 4
 
 
 @pytest.mark.usefixtures("memory_store")

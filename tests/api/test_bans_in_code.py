@@ -410,17 +410,23 @@ def test_no_later_event_forgets_a_longer_ban(raw: Any, rate: str, options: dict[
             check(rate, SUBJECT, name="other", **options)
         ban("login", SUBJECT, 60)
 
-    for key in (f"quota:1:{{{SUBJECT}}}:s", "quota:1:{!}:bans"):
-        assert raw.ttl(key) > 86_400
+    lifetimes = {key: raw.ttl(key) for key in (f"quota:1:{{{SUBJECT}}}:s", "quota:1:{!}:bans")}
+    assert {key: seconds for key, seconds in lifetimes.items() if seconds <= 86_400} == {}
 
 
 @in_memory
 class TestWhoAndWhy:
-    def test_the_event_says_who_set_a_ban_and_why(self) -> None:
+    def test_the_event_says_who_set_a_ban(self) -> None:
+        ban("search", SUBJECT, 600, by="the watchdog")
+
+        (event,) = newest_events(get_limiter().store, current().prefix, 9)
+        assert event.user == "the watchdog"
+
+    def test_the_event_says_why_a_ban_was_set(self) -> None:
         ban("search", SUBJECT, 600, reason="spam", by="the watchdog")
 
         (event,) = newest_events(get_limiter().store, current().prefix, 9)
-        assert (event.user, event.reason) == ("the watchdog", "spam")
+        assert event.reason == "spam"
 
     @pytest.mark.usefixtures("database")
     def test_the_log_of_the_admin_says_which_user_set_a_ban(self) -> None:

@@ -27,7 +27,7 @@ def address(peer: str = PEER, forwarded: str | None = None) -> str:
     return client_ip(RequestFactory().get("/", REMOTE_ADDR=peer, **claimed))
 
 
-def test_overrides_are_read_at_once_and_nest(settings: Any) -> None:
+def test_overridden_settings_are_read_at_once() -> None:
     with override_settings(QUOTA={"PREFIX": "outer"}):
         with override_settings(QUOTA={"PREFIX": "inner"}):
             assert current().prefix == "inner"
@@ -35,12 +35,22 @@ def test_overrides_are_read_at_once_and_nest(settings: Any) -> None:
         del live.QUOTA
         setting_changed.send(sender=None, setting="QUOTA", value=None, enter=True)
         assert current().prefix == "quota"
-    for zone in ("Europe/Berlin", "Asia/Tokyo"):  # of Django, behind our default
-        settings.TIME_ZONE = zone
-        assert current().time_zone == zone
-    for settings.QUOTA in ([], "x", 5):
-        with pytest.raises(ConfigurationError, match="not a dict"):
-            _ = current().prefix
+
+
+def test_the_time_zone_is_that_of_django_unless_it_is_set(settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    assert current().time_zone == "Europe/Berlin"
+
+    settings.TIME_ZONE = "Asia/Tokyo"
+    assert current().time_zone == "Asia/Tokyo"
+
+
+@pytest.mark.parametrize("value", [[], "x", 5], ids=["list", "string", "number"])
+def test_quota_has_to_be_a_dict(value: object, settings: Any) -> None:
+    settings.QUOTA = value
+
+    with pytest.raises(ConfigurationError, match="not a dict"):
+        _ = current().prefix
 
 
 @pytest.mark.parametrize(
@@ -83,7 +93,9 @@ def test_keys_begin_with_the_key_prefix_of_the_alias_that_counts(
         ("RULES", ["10/m"], "Use a dict, for example {'search': '10/m'}"),
     ],
 )  # fmt: skip
-def test_an_error_names_the_setting_and_a_value_to_use(settings: Any, name: str, value: object, text: str) -> None:
+def test_the_error_of_a_wrong_setting_says_how_to_correct_it(
+    settings: Any, name: str, value: object, text: str
+) -> None:
     settings.QUOTA = {name: value}
     with pytest.raises(ConfigurationError, match=text) as caught:
         getattr(current(), name.lower())
@@ -149,27 +161,52 @@ def test_an_unknown_proxy_is_logged_once(
     assert all(f'Set, for example, "TRUSTED_PROXIES": [{peer!r}].' in line for line in caplog.messages)
 
 
-@pytest.mark.parametrize(
-    ("words", "allowed", "expected"),
-    [
-        (["uvicorn", "--forwarded-allow-ips", "*", "site.asgi"], "", 1), (["uvicorn", "site.asgi"], "*", 1),
-        (["gunicorn", "-k", "uvicorn.workers.UvicornWorker", "--forwarded-allow-ips=*"], "", 1),
-        (["uvicorn", "--forwarded-allow-ips", "10.0.0.1", "site.asgi"], "*", 0),
-        (["uvicorn", "--forwarded-allow-ips", "*", "--no-proxy-headers", "site.asgi"], "*", 0),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("memory_store")
-def test_a_server_that_trusts_every_proxy_is_logged_once_and_none_under_wsgi(
-    words: list[str], allowed: str, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def started_by(request: pytest.FixtureRequest, memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with this command line, and this value of FORWARDED_ALLOW_IPS."""
+    words, allowed = request.param
     monkeypatch.setattr("sys.argv", words)
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", allowed)
     log_everything_again()
-    check("1/m", RequestFactory().get("/", REMOTE_ADDR="8.8.8.8", HTTP_X_FORWARDED_FOR="203.0.113.1"))
-    assert caplog.messages == []
+
+
+TRUSTING = [
+    pytest.param((["uvicorn", "--forwarded-allow-ips", "*", "site.asgi"], ""), id="uvicorn's option"),
+    pytest.param((["uvicorn", "site.asgi"], "*"), id="the environment"),
+    pytest.param(
+        (["gunicorn", "-k", "uvicorn.workers.UvicornWorker", "--forwarded-allow-ips=*"], ""), id="gunicorn's option"
+    ),
+]
+OTHERS = [
+    pytest.param((["uvicorn", "--forwarded-allow-ips", "10.0.0.1", "site.asgi"], "*"), id="one proxy"),
+    pytest.param((["uvicorn", "--forwarded-allow-ips", "*", "--no-proxy-headers", "site.asgi"], "*"), id="no headers"),
+]
+
+
+def messages_after_two_clients(caplog: pytest.LogCaptureFixture) -> list[str]:
     for client in ("203.0.113.1", "203.0.113.2"):
         check("1/m", AsyncRequestFactory().get("/", headers={"x-forwarded-for": client}))
-    assert len([line for line in caplog.messages if "--no-proxy-headers" in line]) == expected
+    return [line for line in caplog.messages if "--no-proxy-headers" in line]
+
+
+@pytest.mark.parametrize("started_by", TRUSTING, indirect=True)
+@pytest.mark.usefixtures("started_by")
+def test_a_server_that_trusts_every_proxy_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(messages_after_two_clients(caplog)) == 1
+
+
+@pytest.mark.parametrize("started_by", OTHERS, indirect=True)
+@pytest.mark.usefixtures("started_by")
+def test_a_server_that_trusts_no_stranger_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert messages_after_two_clients(caplog) == []
+
+
+@pytest.mark.parametrize("started_by", [*TRUSTING, *OTHERS], indirect=True)
+@pytest.mark.usefixtures("started_by")
+def test_nothing_is_logged_about_proxies_under_wsgi(caplog: pytest.LogCaptureFixture) -> None:
+    check("1/m", RequestFactory().get("/", REMOTE_ADDR="8.8.8.8", HTTP_X_FORWARDED_FOR="203.0.113.1"))
+
+    assert caplog.messages == []
 
 
 SITE_WITHOUT_USERS = """

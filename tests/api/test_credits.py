@@ -282,7 +282,7 @@ class TestEvents:
 
 
 @both_stores
-def test_sixteen_threads_reserve_and_settle_without_a_unit_lost() -> None:
+def test_settlements_in_sixteen_threads_lose_no_unit() -> None:
     def work(number: int) -> int:
         try:
             reservation = reserve_all([("100000/d", USER, 50), (CREDITS, ORG, 50)])

@@ -81,61 +81,95 @@ class TestKindsOfViews:
 
     @pytest.mark.parametrize("cls", [Sync, Async])
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_class_is_limited_and_two_that_inherit_it_never_share_a_limit(self, way: str, cls: type[View]) -> None:
+    def test_a_class_is_limited(self, way: str, cls: type[View]) -> None:
+        limited = derived(WAYS[way](cls, quota("2/m", cost=acost if cls is Async else 1))).as_view()
+
+        assert statuses(limited) == [200, 200, 429]
+        assert "RateLimit" in run(limited).headers
+
+    @pytest.mark.parametrize("cls", [Sync, Async])
+    @pytest.mark.parametrize("way", WAYS)
+    def test_two_classes_that_inherit_a_limit_never_share_it(self, way: str, cls: type[View]) -> None:
         base = WAYS[way](cls, quota("2/m", cost=acost if cls is Async else 1))
         first, second = (derived(base, name).as_view() for name in ("A", "B"))
-        assert statuses(first) == [200, 200, 429]
-        assert "RateLimit" in run(first).headers
-        assert statuses(second) == [200, 200, 429]
 
-    def test_what_cannot_be_limited_is_refused(self) -> None:
-        forgotten: Any = quota(plain)
-        wrong: list[tuple[Callable[[], Any], str]] = [
-            (lambda: quota("1/m")(type("NoView", (), {})), "without dispatch"),
-            (lambda: quota("1/m")(plain)("no request"), "got no request"),
-            (lambda: quota("1/m")(None), "."),  # type: ignore[type-var]
-            (lambda: forgotten(get()), r"@quota\("),
-        ]
-        for use, words in wrong:
-            with pytest.raises(ConfigurationError, match=words):
-                use()
+        assert (statuses(first), statuses(second)) == ([200, 200, 429], [200, 200, 429])
+
+    @pytest.mark.parametrize(
+        ("use", "words"),
+        [
+            pytest.param(
+                lambda: quota("1/m")(type("NoView", (), {})), "without dispatch", id="a class that is no view"
+            ),
+            pytest.param(lambda: quota("1/m")(plain)("no request"), "got no request", id="a call without a request"),
+            pytest.param(lambda: quota("1/m")(None), ".", id="None"),  # type: ignore[type-var]
+            pytest.param(lambda: quota(plain)(get()), r"@quota\(", id="no parentheses"),  # type: ignore[call-overload]
+        ],
+    )
+    def test_what_cannot_be_limited_is_refused(self, use: Callable[[], Any], words: str) -> None:
+        with pytest.raises(ConfigurationError, match=words):
+            use()
 
 
-def test_two_rules_of_one_name_count_apart_by_their_keys_or_are_refused_at_import() -> None:
+def test_two_rules_of_one_name_count_apart_by_their_keys() -> None:
     view = quota("9/m", name="x", key="global")(quota("1/m", name="x", key="ip")(plain))
+
     assert statuses(view, 2) == [200, 429]
     assert check("9/m", "global", name="x").remaining == 7
     assert check("1/m", "ip:192.0.2.1", name="x").remaining == 0
+
+
+def test_two_rules_of_one_name_that_share_a_key_are_refused_at_import() -> None:
     with pytest.raises(RuleError, match="Two rules are named 'x'"):
         quota("9/m", name="x", key="ip")(quota("1/m", name="x", key="ip")(plain))
 
 
 @pytest.mark.parametrize("view", [plain, plain_async])
-def test_a_stack_is_one_call_and_all_or_nothing(view: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    stacked = quota("9/m", name="a")(quota("1/m; 5/h", name="b")(quota(rule="c")(view)))
-    with override_settings(QUOTA={"STORE": "memory", "RULES": {"c": "3/m"}}):
+class TestAStack:
+    @pytest.fixture
+    def stacked(self, view: Any, settings: Any) -> Any:
+        settings.QUOTA = {"STORE": "memory", "RULES": {"c": "3/m"}}
+        return quota("9/m", name="a")(quota("1/m; 5/h", name="b")(quota(rule="c")(view)))
+
+    def test_is_one_call_of_the_store(self, stacked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = limits_of_each_call(monkeypatch)
+
         assert statuses(stacked) == [200, 429, 429]
         assert calls == [4, 4, 4]
+
+    def test_takes_of_all_its_rules_or_of_none(self, stacked: Any) -> None:
+        statuses(stacked)
         request = get()
+
         run(stacked, request)
+
         assert [outcome.remaining for outcome in request.quota.outcomes] == [8, 0, 4, 2]
 
 
-@pytest.mark.parametrize("names", [("outer", "inner"), (None, None)])
-def test_what_stands_in_between_runs_and_the_limits_around_it_are_two(names: Any) -> None:
-    seen: list[str] = []
-    inner = quota("2/m", name=names[1])(plain)
+@pytest.mark.parametrize("names", [("outer", "inner"), (None, None)], ids=["named", "unnamed"])
+class TestADecoratorBetweenTwoLimits:
+    @pytest.fixture
+    def seen(self) -> list[str]:
+        return []
 
-    @quota("2/m", name=names[0])
-    @functools.wraps(inner)  # as login_required does: it copies all attributes of the view
-    def between(request: HttpRequest) -> HttpResponse:
-        seen.append("between")
-        return inner(request)
+    @pytest.fixture
+    def limited(self, names: Any, seen: list[str]) -> Any:
+        inner = quota("2/m", name=names[1])(plain)
 
-    assert statuses(between) == [200, 200, 429]
-    assert seen == ["between"] * 2
-    assert run(between, get(REMOTE_ADDR="192.0.2.2")).headers["RateLimit-Policy"].count(";q=2;w=60") == 2
+        @quota("2/m", name=names[0])
+        @functools.wraps(inner)  # as login_required does: it copies all attributes of the view
+        def between(request: HttpRequest) -> HttpResponse:
+            seen.append("between")
+            return inner(request)
+
+        return between
+
+    def test_runs_for_each_request_that_the_outer_one_lets_in(self, limited: Any, seen: list[str]) -> None:
+        assert statuses(limited) == [200, 200, 429]
+        assert seen == ["between"] * 2
+
+    def test_leaves_them_two_limits(self, limited: Any) -> None:
+        assert run(limited).headers["RateLimit-Policy"].count(";q=2;w=60") == 2
 
 
 @override_settings(QUOTA={"RULES": {"search": "10/m"}})

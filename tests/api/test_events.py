@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import pytest
 import redis
@@ -588,8 +588,10 @@ def test_the_program_of_the_page_blocks_only_addresses(raw: redis.Redis, tmp_pat
         tell(raw, subject, kind="banned", rule="}; flush ruleset; #")
     out = io.StringIO()
     read("--kind", "banned", out=out)
+
     here = {**os.environ, "PATH": str(tmp_path)}
     subprocess.run([sys.executable, "block.py"], input=out.getvalue(), text=True, cwd=tmp_path, env=here, check=True)
+
     assert [json.loads(line)[4:] for line in (tmp_path / "nft.log").read_text().splitlines()] == [
         ["blocked4", "{ 203.0.113.9 }"], ["blocked6", "{ 2001:db8::/64 }"]
     ]  # fmt: skip
@@ -606,25 +608,31 @@ def test_the_ip_of_an_event_is_nothing_but_an_address(subject: str) -> None:
         assert str(ip_network(address, strict=True)) == (address if ":" in address else f"{address}/32")
 
 
+def follow(manage: Manage, **options: Any) -> tuple[subprocess.Popen[str], IO[str]]:
+    process = manage.start("quota_events", "--follow", "--json", "--group", "g", **options)
+    assert process.stdout is not None
+    return process, process.stdout
+
+
 @pytest.mark.thorough("processes")
 def test_a_reader_that_is_killed_at_any_moment_misses_nothing(manage: Manage, raw: redis.Redis) -> None:
     begin(raw)
     sent, told, printed = {f"ip:{number}" for number in range(600)}, 0, []
+
     for turn in range(6):
-        process = manage.start("quota_events", "--follow", "--json", "--group", "g")
-        assert process.stdout is not None
+        process, lines = follow(manage)
         for _ in range(100):
             tell(raw, f"ip:{told}")
             told += 1
-        printed += [process.stdout.readline() for _ in range(7 * turn + 1)]  # events are read and written meanwhile
+        printed += [lines.readline() for _ in range(7 * turn + 1)]  # events are read and written meanwhile
         process.kill()
-        printed += process.stdout.readlines()
+        printed += lines.readlines()
         process.wait()
         left(raw)
-    process = manage.start("quota_events", "--follow", "--json", "--group", "g")
+
+    process, lines = follow(manage)
     tell(raw, "ip:end")
-    assert process.stdout is not None
-    while '"ip:end"' not in (line := process.stdout.readline()):
+    while '"ip:end"' not in (line := lines.readline()):
         printed.append(line)
     wait_until(lambda: not pending(raw))
     process.send_signal(signal.SIGINT)
@@ -646,12 +654,11 @@ def test_it_waits_for_a_redis_that_comes_back(
     manage: Manage, redis_server: Any, raw: redis.Redis, tmp_path: Path
 ) -> None:
     said, place = tmp_path / "said", Path(redis_server.url.removeprefix("unix://"))
-    process = manage.start("quota_events", "--follow", "--json", "--group", "g", stderr=said)
-    assert process.stdout is not None
-    line = process.stdout.readline
+    process, lines = follow(manage, stderr=said)
     wait_until(lambda: "is new" in said.read_text())
     tell(raw, "ip:1")
-    assert "ip:1" in line()
+    assert "ip:1" in lines.readline()
+
     away = place.rename(place.with_suffix(".away"))
     try:
         raw.client_kill_filter(_type="normal", skipme=True)
@@ -659,7 +666,8 @@ def test_it_waits_for_a_redis_that_comes_back(
         tell(raw, "ip:2")
     finally:
         away.rename(place)
-    assert "ip:2" in line()
+
+    assert "ip:2" in lines.readline()
     wait_until(lambda: "answers again" in said.read_text())
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0

@@ -211,7 +211,7 @@ class TestWrongCalls:
 
 
 @in_memory
-def test_a_caller_that_is_cancelled_gets_nothing_and_pays_nothing() -> None:
+def test_an_extension_whose_caller_is_cancelled_takes_nothing() -> None:
     async def work() -> None:
         reservation = await areserve(RATE, USER, 4_000)
         task = asyncio.create_task(reservation.aextend(500))

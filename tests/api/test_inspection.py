@@ -153,7 +153,7 @@ class TestOnRedis:
         [(0, [("a b", (30.0,)), ("seats", (30.0, 50.0))]), (31, [("seats", (19.0,))])],
         ids=["at once", "after some have ended"],
     )
-    def test_the_leases_of_rules_and_of_recently_used_slots_have_their_ends(
+    def test_every_slot_that_is_held_has_the_end_of_its_lease(
         self, later: int, expected: list[Any], raw: redis.Redis
     ) -> None:
         with freeze(START):

@@ -111,9 +111,9 @@ def test_what_takes_nothing_writes_nothing_without_events(verb: Any, raw: redis.
     check("1/m", SUBJECT)
     before = {key: raw.dump(key) for key in raw.scan_iter()}
 
-    for _ in range(5):
-        assert not verb("1/m", SUBJECT)
+    allowed = [bool(verb("1/m", SUBJECT)) for _ in range(5)]
 
+    assert not any(allowed)
     assert {key: raw.dump(key) for key in raw.scan_iter()} == before
 
 

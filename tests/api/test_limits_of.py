@@ -15,10 +15,8 @@ from django_quota.exceptions import RuleError
 from django_quota.features.usage.rollup import roll_up
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
-from django_quota.testing import freeze
 from tests.support.calls import calls_of, get
 from tests.support.overridden import override
-from tests.support.steps import START
 
 pytestmark = [pytest.mark.usefixtures("memory_store"), pytest.mark.django_db]
 
@@ -56,18 +54,39 @@ def shown(decision: Any) -> list[tuple[str, str, str, int]]:
     return [(each.rule, str(each.rate), each.subject, each.used) for each in decision.outcomes]
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_request_has_the_rules_that_match_and_those_of_its_view(is_async: bool, monkeypatch: Any) -> None:
-    of_view = [("two", rate, "ip:192.0.2.1", 0) for rate in ("20/m", "200/h")]
-    with freeze(START):
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+class TestOfARequest:
+    def of_request(self, is_async: bool) -> Any:
+        return asyncio.run(alimits_of(search())) if is_async else limits_of(search())
+
+    def test_the_rules_that_match_come_before_those_of_its_view(self, is_async: bool) -> None:
+        check("api", ANN, 4)
+
+        assert shown(self.of_request(is_async)) == [
+            ("api", "10/m", ANN, 4), ("reads", "50/m", "ip:192.0.2.1", 0),
+            ("devices", "3/d", ANN, 0),
+            *(("two", rate, "ip:192.0.2.1", 0) for rate in ("20/m", "200/h")),
+        ]  # fmt: skip
+
+    @pytest.mark.usefixtures("at_one_time")
+    def test_a_limit_has_its_times(self, is_async: bool) -> None:
+        check("api", ANN, 4)
+
+        assert self.of_request(is_async).outcomes[0].reset_after == 60
+
+    @pytest.mark.usefixtures("at_one_time")
+    def test_a_look_takes_nothing(self, is_async: bool) -> None:
+        first, second = (shown(self.of_request(is_async)) for _ in range(2))
+
+        assert first == second
+
+    def test_all_are_asked_for_in_one_call(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         check("api", ANN, 4)
         calls = calls_of(monkeypatch)
-        for _ in range(2):
-            decision = asyncio.run(alimits_of(search())) if is_async else limits_of(search())
-            assert shown(decision)[:2] == [("api", "10/m", ANN, 4), ("reads", "50/m", "ip:192.0.2.1", 0)]
-            assert shown(decision)[2:] == [("devices", "3/d", ANN, 0), *of_view]
-            assert decision.outcomes[0].reset_after == 60
-        assert len(calls) == 2
+
+        self.of_request(is_async)
+
+        assert len(calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -88,14 +107,24 @@ def test_of_a_subject_rules_that_exempt_it_are_left_out(exempt: Any, subject: An
     assert [rule for rule, *_ in shown(limits_of(subject)) if rule == "office"] == rules
 
 
-def test_only_rules_that_apply_to_the_request_are_in_it_and_no_function_is_called(settings: Any) -> None:
+def test_rules_of_other_methods_are_left_out() -> None:
     assert [rule for rule, *_ in shown(limits_of(search("post")))] == ["api", "writes", "devices", "two", "two"]
+
+
+def test_a_request_without_a_view_has_the_rules_that_match() -> None:
     assert shown(limits_of(get())) == [("reads", "5/m", "ip:192.0.2.1", 0)], "no view, no user"
+
+
+def test_a_peek_calls_no_function_for_the_cost() -> None:
     assert peek("api", search()).remaining == peek("api", ANN).remaining == 10
     assert (peek_all([("api", search())]).cost, peek("api", search(), 11).allowed) == (1, False)
     with pytest.raises(pytest.fail.Exception):
         check("api", search())
+
+
+def test_there_are_no_limits_while_the_app_is_off(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+
     assert limits_of(ANN).outcomes == ()
 
 
@@ -111,15 +140,30 @@ def test_a_subject_has_the_known_rules_whose_key_can_give_it() -> None:
 
 
 @pytest.mark.usefixtures("at_one_time")
-def test_a_subject_has_the_tier_of_its_last_request() -> None:
-    for tier, rate in (("free", "100/d"), ("team", "1000/d")):
+class TestTheTierOfASubject:
+    @pytest.fixture
+    def last_in_team(self, memory_store: None, rules: None, at_one_time: None) -> None:
+        for tier in ("free", "team"):
+            check("tokens", ANN, 40, tier=tier)
+
+    @pytest.mark.parametrize(("tier", "rate"), [("free", "100/d"), ("team", "1000/d")])
+    @pytest.mark.usefixtures("last_in_team")
+    def test_is_that_of_its_last_request(self, tier: str, rate: str) -> None:
         check("tokens", ANN, 40, tier=tier)
+
         assert [each[1] for each in shown(limits_of(ANN)) if each[0] == "tokens"] == [rate]
-    assert sum(done.rows for done in roll_up(get_limiter().store)) == 1
-    assert DailyCounter.objects.get().tier == "team"
-    assert ("tokens", "1000/d", ANN, 80) in shown(limits_of(ANN)), "after the counts of the day were moved"
-    check("tokens", "org:1", tier="free")
-    assert shown(limits_of("org:1")) == [], "its checks are not counted by day"
+
+    @pytest.mark.usefixtures("last_in_team")
+    def test_outlives_the_move_of_the_counts_of_the_day(self) -> None:
+        assert sum(done.rows for done in roll_up(get_limiter().store)) == 1
+
+        assert DailyCounter.objects.get().tier == "team"
+        assert ("tokens", "1000/d", ANN, 80) in shown(limits_of(ANN))
+
+    def test_is_unknown_where_checks_are_not_counted_by_day(self) -> None:
+        check("tokens", "org:1", tier="free")
+
+        assert shown(limits_of("org:1")) == []
 
 
 def test_limits_beside_an_override_that_blocks_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

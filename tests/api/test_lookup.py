@@ -29,11 +29,12 @@ from tests.support.calls import subject_of
 
 
 @pytest.mark.parametrize("key", ["json:phone", "json:user.phone", "kwarg:pk"])
-def test_values_of_bodies_and_urls_become_the_subject_of_such_a_request(key: str) -> None:
+def test_a_typed_value_becomes_the_subject_of_a_request_that_sends_it(key: str) -> None:
     body = {"phone": "+1 555", "user": {"phone": " +1 555 "}}
     request = RequestFactory().post("/", body, content_type="application/json", REMOTE_ADDR="127.0.0.1")
     request.resolver_match = ResolverMatch(print, (), {"pk": "+1 555"})
     subject = subject_of(("ip", key), request)
+
     assert parse_subject_input(f"127.0.0.1+{key}=+1 555") == parse_subject_input(subject) == subject
 
 
@@ -97,11 +98,17 @@ class TestUsers:
 
     def test_a_search_finds_users_in_full_or_else_by_how_they_begin(self) -> None:
         ann, anna = (User.objects.create_user(name, f"{name}@example.org") for name in ("ann", "anna"))
-        found: list[tuple[str, set[Any]]] = [
-            ("ann", {ann}), ("an", {ann, anna}), ("anna@e", {anna}), (str(anna.pk), {anna}), ("n", {None})
-        ]  # fmt: skip
-        for text, users in found:
-            assert {match.user for match in find_subjects(text, with_users=True)} == users, text
+        expected: dict[str, set[Any]] = {
+            "ann": {ann}, "an": {ann, anna}, "anna@e": {anna}, str(anna.pk): {anna}, "n": {None}
+        }  # fmt: skip
+
+        found = {text: {match.user for match in find_subjects(text, with_users=True)} for text in expected}
+
+        assert found == expected
+
+    def test_a_search_without_users_takes_the_input_as_a_subject(self) -> None:
+        User.objects.create_user("ann")
+
         assert find_subjects("ann", with_users=False) == [SubjectMatch("ann", is_guess=True)]
 
 

@@ -62,8 +62,11 @@ def test_a_refusal_by_hand_shows_beside_the_limits_of_the_decorator(memory_store
 @both
 @pytest.mark.usefixtures("memory_store")
 class TestOptions:
-    def test_skip_cost_key_and_rate_may_be_functions_of_the_request(self, kind: str) -> None:
-        def of(name: str, kind_of: Any) -> Any:
+    @pytest.fixture
+    def of(self, kind: str) -> Callable[[str, Any], Any]:
+        """Make a function of the request, sync or async: it reads a value of META."""
+
+        def made(name: str, kind_of: Any) -> Any:
             def value(request: HttpRequest) -> Any:
                 return kind_of(request.META.get(name, ""))
 
@@ -72,38 +75,70 @@ class TestOptions:
 
             return avalue if kind == "async" else value
 
+        return made
+
+    def test_each_may_be_a_function_of_the_request(self, kind: str, of: Callable[[str, Any], Any]) -> None:
         view = quota(of("RATE", str), skip=of("SKIP", bool), cost=of("COST", int), key=of("KEY", str))(made(kind))
         given = {"RATE": "5/m", "COST": "3", "KEY": "a"}
         changes = [{}, {}, {"SKIP": "1"}, {"KEY": "b"}, {"COST": "2"}, {}, {"RATE": "50/m"}]
-        found = [run(view, get(**{**given, **change})).status_code for change in changes]
-        assert found == [200, 429, 200, 200, 200, 429, 200]
-        for cost in ("1", None, -1, True):
-            with pytest.raises(RuleError, match=r"uploads.* is not a whole number"):
-                run(quota("1/m", name="uploads", cost=of("PATH_INFO", lambda _, cost=cost: cost))(made(kind)))
 
-    def test_block_false_and_shadows_refuse_nothing_and_stop_no_other_rule(
-        self, kind: str, caplog: pytest.LogCaptureFixture
+        found = [run(view, get(**{**given, **change})).status_code for change in changes]
+
+        assert found == [200, 429, 200, 200, 200, 429, 200]
+
+    @pytest.mark.parametrize("cost", ["1", None, -1, True], ids=repr)
+    def test_a_cost_that_is_not_a_whole_number_is_an_error(
+        self, kind: str, cost: Any, of: Callable[[str, Any], Any]
     ) -> None:
+        view = quota("1/m", name="uploads", cost=of("PATH_INFO", lambda _: cost))(made(kind))
+
+        with pytest.raises(RuleError, match=r"uploads.* is not a whole number"):
+            run(view)
+
+    def test_block_false_refuses_nothing(self, kind: str) -> None:
         seen: list[Decision] = []
         view = quota("1/m", name="soft", block=False)(quota("3/m", name="hard")(made(kind, seen)))
+
         assert [run(view).status_code for _ in range(4)] == [200, 200, 200, 429]
         assert [decision.allowed for decision in seen] == [True, False, False]
         assert (seen[1].rule, seen[1].outcomes[1].remaining) == ("soft", 1)
         assert '"soft";r=0' in run(view).headers["RateLimit"]
+
+    def test_a_shadow_refuses_nothing(self, kind: str) -> None:
         view = quota("1/m", name="shade", shadow=True)(quota("2/m", name="other")(made(kind)))
-        with caplog.at_level(logging.INFO, "django_quota"):
-            replies = [run(view) for _ in range(3)]
+
+        replies = [run(view) for _ in range(3)]
+
         assert [reply.status_code for reply in replies] == [200, 200, 429]
         assert [reply.headers["RateLimit-Policy"] for reply in replies] == ['"other";q=2;w=60'] * 3
+
+    def test_a_shadow_logs_what_it_would_have_refused(self, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+        view = quota("1/m", name="shade", shadow=True)(made(kind))
+
+        with caplog.at_level(logging.INFO, "django_quota"):
+            for _ in range(2):
+                run(view)
+
         assert "Shadow rule 'shade' would have refused 'ip:192.0.2.1'." in caplog.messages
 
-    def test_the_settings_are_read_at_each_request_and_no_address_is_no_free_pass(self, kind: str) -> None:
+    def test_the_settings_are_read_at_each_request(self, kind: str) -> None:
         view = quota(rule="search")(made(kind))
-        for rate, status in (("1/m", 200), ("0/s", 429), (None, 200), ({"rate": "0/m", "shadow": True}, 200)):
+        rates: list[Any] = ["1/m", "0/s", None, {"rate": "0/m", "shadow": True}]
+        statuses = []
+
+        for rate in rates:
             with override_settings(QUOTA={**MEMORY, "RULES": {"search": rate}}):
-                assert run(view).status_code == status
+                statuses.append(run(view).status_code)
+
+        assert statuses == [200, 429, 200, 200]
+
+    def test_a_rule_that_is_gone_from_the_settings_is_an_error(self, kind: str) -> None:
+        view = quota(rule="search")(made(kind))
+
         with override_settings(QUOTA={**MEMORY, "RULES": {"serach": "1/m"}}), pytest.raises(RuleError, match="serach"):
             run(view)
+
+    def test_a_request_without_an_address_is_an_error(self, kind: str) -> None:
         with pytest.raises(ConfigurationError, match="TRUSTED_PROXIES"):
             run(quota("1/m")(made(kind)), get(REMOTE_ADDR=""))
 
