@@ -47,49 +47,84 @@ SUBJECT = "ip:203.0.113.9"
 
 
 @both
-def test_a_server_that_hangs_is_probed_by_one_caller_and_meanwhile_nobody_asks_it(
-    kind: str, mute: Mute, clock: Clock
-) -> None:
-    with_clock(clock)
-    assert all(decision.allowed and decision.degraded for decision in ask(kind, 50))
-    before = mute.met
-    assert before <= FAILURES
-    decision = check("1/m", SUBJECT) if kind == "async" else asyncio.run(acheck("1/m", SUBJECT))  # in the other way
-    assert (decision.allowed, decision.degraded, decision.rule, decision.subject) == (True, True, "1/m", SUBJECT)
-    assert not check(Rule.make("unlimited", None), SUBJECT).degraded
-    assert not check("1/m", SUBJECT, on_unavailable="deny")
-    assert [check("1/m", SUBJECT, on_unavailable="local").allowed for _ in range(2)] == [True, False]
-    with pytest.raises(StoreUnavailable, match="several times in a row"):
-        counter("clicks").incr("user:1")
-    rules = [Rule.make("a", "1/m"), Rule.make("b", "1/m", on_unavailable="allow")]
-    with no_answer(AssertionError("the store was asked")):  # type: ignore[arg-type]
-        allowed = decide(get(), rules) if kind == "sync" else asyncio.run(adecide(get(), rules))
-    assert (allowed.allowed, allowed.degraded, allowed.rule, allowed.outcomes) == (True, True, "a", ())
-    assert not decide(get(), []).degraded
-    assert mute.met == before
-    clock.now += 1
-    ask(kind, 10)
-    assert mute.met == before + 1
+class TestAServerThatHangs:
+    @pytest.fixture
+    def met(self, kind: str, mute: Mute, clock: Clock) -> int:
+        """How many callers have met the server until nobody asked it any more."""
+        with_clock(clock)
+        assert all(decision.allowed and decision.degraded for decision in ask(kind, 50))
+        return mute.met
+
+    def test_is_asked_by_few(self, met: int) -> None:
+        assert met <= FAILURES
+
+    @pytest.mark.parametrize("is_async", [False, True], ids=["by sync code", "by async code"])
+    def test_is_not_asked_again_for_a_check(self, is_async: bool, met: int, mute: Mute) -> None:
+        decision = asyncio.run(acheck("1/m", SUBJECT)) if is_async else check("1/m", SUBJECT)
+
+        assert (decision.allowed, decision.degraded, decision.rule, decision.subject) == (True, True, "1/m", SUBJECT)
+        assert mute.met == met
+
+    def test_degrades_no_rule_without_a_limit(self, met: int, mute: Mute) -> None:
+        assert not check(Rule.make("unlimited", None), SUBJECT).degraded
+        assert not decide(get(), []).degraded
+        assert mute.met == met
+
+    @pytest.mark.parametrize(("said", "allowed"), [("deny", [False, False]), ("local", [True, False])])
+    def test_leaves_the_decision_to_the_rule(self, said: Any, allowed: list[bool], met: int, mute: Mute) -> None:
+        assert [check("1/m", SUBJECT, on_unavailable=said).allowed for _ in range(2)] == allowed
+        assert mute.met == met
+
+    def test_is_not_asked_again_for_a_counter(self, met: int, mute: Mute) -> None:
+        with pytest.raises(StoreUnavailable, match="several times in a row"):
+            counter("clicks").incr("user:1")
+        assert mute.met == met
+
+    def test_is_not_asked_again_for_a_request(self, kind: str, met: int, mute: Mute) -> None:
+        rules = [Rule.make("a", "1/m"), Rule.make("b", "1/m", on_unavailable="allow")]
+
+        with no_answer(AssertionError("the store was asked")):  # type: ignore[arg-type]
+            allowed = decide(get(), rules) if kind == "sync" else asyncio.run(adecide(get(), rules))
+
+        assert (allowed.allowed, allowed.degraded, allowed.rule, allowed.outcomes) == (True, True, "a", ())
+        assert mute.met == met
+
+    def test_is_probed_by_one_caller_after_a_second(self, kind: str, met: int, mute: Mute, clock: Clock) -> None:
+        clock.now += 1
+        ask(kind, 10)
+
+        assert mute.met == met + 1
 
 
 @both
-def test_decisions_recover_when_redis_is_back_and_async_receivers_hear_of_it(
+def test_decisions_recover_when_redis_is_back(
     kind: str, redis_cache: RedisServer, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    store = with_clock(clock)
+    with heard() as reported:
+        fail(store.server.breaker)
+        assert ask(kind)[0].degraded
+
+        clock.now += 1
+        assert not any(decision.degraded for decision in ask(kind, 4))
+
+    assert [what for what, _ in reported] == ["lost", "back"]
+    assert "answers again, after" in caplog.text
+
+
+@both
+def test_async_receivers_hear_of_an_outage(kind: str, redis_cache: RedisServer, clock: Clock) -> None:
     store, told = with_clock(clock), list[str]()
 
     async def lost(**carried: Any) -> None:
         told.append(carried["reason"])
 
     store_lost.connect(lost)
-    with heard() as reported:
-        fail(store.server.breaker)
-        assert ask(kind)[0].degraded
-        clock.now += 1
-        assert not any(decision.degraded for decision in ask(kind, 4))
+    fail(store.server.breaker)
+    assert ask(kind)[0].degraded
     store_lost.disconnect(lost)
-    assert ([what for what, _ in reported], len(told)) == (["lost", "back"], 1)
-    assert "answers again, after" in caplog.text
+
+    assert len(told) == 1
 
 
 def test_a_late_settlement_charges_nothing_in_this_process(redis_server: RedisServer, settings: Any) -> None:
@@ -133,22 +168,37 @@ WITHOUT_SCRIPTS = {
 }
 
 
+@pytest.fixture(scope="module", params=WITHOUT_SCRIPTS.values(), ids=WITHOUT_SCRIPTS)
+def without_scripts(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[RedisServer]:
+    with running_redis(redis_server.program, *request.param) as server:
+        yield server
+
+
 @pytest.mark.parametrize("call", [check, lambda *given: asyncio.run(acheck(*given))], ids=["sync", "async"])
-@pytest.mark.parametrize("options", WITHOUT_SCRIPTS.values(), ids=WITHOUT_SCRIPTS)
-def test_a_server_that_runs_no_scripts_says_so_in_the_log_and_in_quota_status(
-    options: tuple[str, ...], call: Any, redis_server: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with running_redis(redis_server.program, *options) as server:
-        settings.CACHES = caches(server)
+class TestAServerThatRunsNoScripts:
+    @pytest.fixture(autouse=True)
+    def only_server(self, without_scripts: RedisServer, settings: Any) -> None:
+        settings.CACHES = caches(without_scripts)
+
+    def test_is_logged(self, call: Any, caplog: pytest.LogCaptureFixture) -> None:
         assert call("5/m", "ip:203.0.113.9").degraded
+
         (record,) = caplog.records
         assert "this server runs no scripts of ours, so no limit is decided" in record.getMessage()
         assert "Permit EVALSHA and EVAL" in record.getMessage()
+
+    def test_is_reported_by_quota_status(self, call: Any) -> None:
+        call("5/m", "ip:203.0.113.9")
         notes = StringIO()
+
         with pytest.raises(CommandError, match="runs no scripts of ours"):
             call_command("quota_status", "global", stderr=notes)
+
         assert "so nothing is limited" in notes.getvalue()
+
+    def test_leaves_the_decision_to_on_unavailable(self, call: Any, settings: Any) -> None:
         settings.QUOTA = {"ON_UNAVAILABLE": "deny"}
+
         assert not call("5/m", "ip:203.0.113.9")
 
 
@@ -177,7 +227,7 @@ def test_a_client_that_keeps_a_process_busy_does_not_switch_the_limits_off(
 )
 @pytest.mark.parametrize("what", ["a field of the body", "a reservation"])
 @pytest.mark.usefixtures("redis_cache")
-def test_codes_and_reservations_count_in_the_process_while_redis_is_away(
+def test_what_must_not_be_free_counts_in_the_process_while_redis_is_away(
     what: str, setting: str | None, said: Any, admitted: int, settings: Any
 ) -> None:
     settings.QUOTA = {"ON_UNAVAILABLE": setting} if setting else {}
@@ -216,7 +266,7 @@ def ask_once(error: StoreUnavailable | None = None) -> None:
         check("9/m", f"user:{next(numbers)}")
 
 
-def test_a_store_that_comes_and_goes_is_one_outage_until_it_answers_after_a_second(
+def test_a_store_that_answers_every_other_call_has_one_outage(
     memory_store: None, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     new_outages(clock)
@@ -227,8 +277,10 @@ def test_a_store_that_comes_and_goes_is_one_outage_until_it_answers_after_a_seco
             clock.now += SETTLE_TIME / 10
             ask_once()
         assert [(what, carried.get("seconds")) for what, carried in reported] == [("lost", None)]
+
         clock.now += SETTLE_TIME
         ask_once()
+
     assert (reported[1][0], reported[1][1]["seconds"]) == ("back", pytest.approx(11 * SETTLE_TIME))
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
@@ -248,22 +300,31 @@ def test_a_full_memory_store_is_no_outage(call: Callable[[], object], memory_sto
     assert reported == []
 
 
-def test_one_lost_connection_is_no_outage_and_two_in_a_row_are(memory_store: None, clock: Clock) -> None:
+def test_one_lost_connection_is_no_outage(memory_store: None, clock: Clock) -> None:
     new_outages(clock)
     with heard() as reported:
         for _ in range(3):
             ask_once(StoreConnectionLost("reset by peer"))
             clock.now += SETTLE_TIME * 1.1
-        assert reported == []
+
+    assert reported == []
+
+
+def test_two_lost_connections_in_a_row_are_an_outage(memory_store: None, clock: Clock) -> None:
+    new_outages(clock)
+    with heard() as reported:
         ask_once(StoreConnectionLost("reset by peer"))
         ask_once(StoreConnectionLost("reset by peer"))
-        assert [what for what, _ in reported] == ["lost"]
+
+    assert [what for what, _ in reported] == ["lost"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["gone", "full", "wrote", "read"]), st.floats(0, 3))))
-def test_store_lost_and_store_back_alternate(happenings: list[tuple[str, float]]) -> None:
+def test_each_store_lost_has_one_store_back(happenings: list[tuple[str, float]]) -> None:
+    clock, last_failure, is_full = Clock(), 0.0, False
+    too_early, by_a_read = [], []
+
     with override_settings(QUOTA={"STORE": "memory"}), heard() as reported:
-        clock, last_failure, is_full = Clock(), 0.0, False
         new_outages(clock)
         for what, later in happenings:
             clock.now += later
@@ -277,10 +338,13 @@ def test_store_lost_and_store_back_alternate(happenings: list[tuple[str, float]]
                 case "read":
                     peek("9/m", "user:1")
             if reported[before:] and reported[-1][0] == "back":
-                assert clock.now >= last_failure + SETTLE_TIME
-                assert not (what == "read" and is_full), "a read says nothing of writing"
+                too_early.append(clock.now < last_failure + SETTLE_TIME)
+                by_a_read.append(what == "read" and is_full)
                 is_full = False
+
     assert [what for what, _ in reported] == (["lost", "back"] * len(reported))[: len(reported)]
+    assert not any(too_early)
+    assert not any(by_a_read), "a read says nothing of writing"
 
 
 BAN = {"after": "100/m", "for": "1h"}
@@ -288,21 +352,34 @@ BAN = {"after": "100/m", "for": "1h"}
 
 @pytest.mark.parametrize("what", ["r:9/m:sw.60s", "s", "day:2025-11-21", "l:export-0"])
 @both
-def test_a_key_of_another_type_is_logged_once_and_is_no_outage(
-    what: str, kind: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    subject = "global" if "export" in what else "user:1"
-    with heard() as reported, freeze(START):
-        raw.set(f"quota:1:{{{subject}}}:{what}", "alien")
-        for _ in range(5):
-            if subject == "global":
-                with pytest.raises(StoreUnavailable):
-                    written(kind, "slot", 0)
-                continue
-            assert (check if kind == "sync" else async_to_sync(acheck))("9/m", subject, ban=BAN).degraded
-            assert not peek("9/m", "user:2", ban=BAN).degraded
-    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert (reported, subject in line, "WRONGTYPE" in line) == ([], True, True)
+class TestAKeyOfAnotherType:
+    @pytest.fixture
+    def reported(self, what: str, kind: str, redis_cache: RedisServer, raw: Any) -> list[Any]:
+        """Five calls meet the key: the outages that they report."""
+        subject = "global" if "export" in what else "user:1"
+        call = check if kind == "sync" else async_to_sync(acheck)
+        degraded = []
+        with heard() as reported, freeze(START):
+            raw.set(f"quota:1:{{{subject}}}:{what}", "alien")
+            for _ in range(5):
+                if subject == "global":
+                    with pytest.raises(StoreUnavailable):
+                        written(kind, "slot", 0)
+                else:
+                    degraded += [(call("9/m", subject, ban=BAN).degraded, peek("9/m", "user:2", ban=BAN).degraded)]
+        assert degraded == [(True, False)] * len(degraded)
+        return reported
+
+    def test_is_no_outage(self, reported: list[Any]) -> None:
+        assert reported == []
+
+    def test_is_logged_once(self, what: str, reported: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+        setup = [record for when in ("setup", "call") for record in caplog.get_records(when)]  # type: ignore[arg-type]
+
+        (line,) = [record.getMessage() for record in setup if record.levelno >= logging.WARNING]
+
+        assert ("global" if "export" in what else "user:1") in line
+        assert "WRONGTYPE" in line
 
 
 WRITES: dict[str, Callable[[int], tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]]] = {
@@ -323,21 +400,24 @@ def test_an_outage_that_only_a_service_meets_is_reported_once(
     kind: str, what: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter("stock").set("sku:1", 9)
-    clock = Clock()
+    clock, found = Clock(), []
     outages = new_outages(clock)
     written(kind, what, 0)
+
     raw.config_set("maxmemory", 1)
     try:
         for number in range(3):
             with pytest.raises(StoreUnavailable):
                 written(kind, what, number + 1)
             clock.now += 10
-            assert counter("stock").get("sku:1") > 0  # which says nothing of writing
-            assert counter("stock").transfer("sku:1", "sku:1", 1)  # nor does this
-            assert outages.is_on
+            read = counter("stock").get("sku:1")  # which says nothing of writing
+            moved = counter("stock").transfer("sku:1", "sku:1", 1)  # nor does this
+            found.append((read > 0, bool(moved), outages.is_on))
     finally:
         raw.config_set("maxmemory", 0)
     written(kind, what, 9)
+
+    assert found == [(True, True, True)] * 3
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 

@@ -116,10 +116,13 @@ def in_the_reader(work: Callable[[], object]) -> None:
 
 
 def test_refreshes_share_one_connection(age: Age, opened: list[BaseDatabaseWrapper]) -> None:
+    decided = []
     for mode in ("blocked", "exempt", "blocked", "exempt"):
         block_elsewhere(mode)
         age.refresh_is_due()
-        assert admits() == (mode == "exempt")
+        decided.append(admits())
+
+    assert decided == [False, True, False, True]
     assert len(of_the_reader(opened)) == 1
 
 
@@ -160,14 +163,22 @@ def test_without_a_connection_of_its_own_a_new_process_reads_on_that_of_the_requ
 
 
 @pytest.mark.parametrize("decide", [admits, aadmits], ids=["sync", "async"])
-def test_without_a_connection_of_its_own_a_new_block_arrives_and_none_is_asked_for_again(
-    age: Age, no_connection_left: Any, decide: Callable[[], bool]
-) -> None:
-    for mode in ("exempt", "blocked", "exempt", "blocked"):
-        block_elsewhere(mode)
-        age.refresh_is_due()
-        assert decide() == (mode == "exempt")
-    assert no_connection_left.call_count == 1
+class TestWithoutAConnectionOfItsOwn:
+    def decided(self, age: Age, decide: Callable[[], bool]) -> list[bool]:
+        decided = []
+        for mode in ("exempt", "blocked", "exempt", "blocked"):
+            block_elsewhere(mode)
+            age.refresh_is_due()
+            decided.append(decide())
+        return decided
+
+    def test_a_new_block_arrives(self, age: Age, no_connection_left: Any, decide: Callable[[], bool]) -> None:
+        assert self.decided(age, decide) == [True, False, True, False]
+
+    def test_none_is_asked_for_again(self, age: Age, no_connection_left: Any, decide: Callable[[], bool]) -> None:
+        self.decided(age, decide)
+
+        assert no_connection_left.call_count == 1
 
 
 def test_if_requests_get_no_connection_either_the_reader_tries_again(age: Age, no_connection_left: Any) -> None:
@@ -253,14 +264,17 @@ def test_if_a_request_of_the_site_gets_no_connection_the_readers_of_all_processe
     admits()
     wait_until(lambda: own.connection is None)
     assert [line for line in caplog.messages if "no connection left" in line]
+
+    found = []
     for _ in range(2):  # this process, and then one that only reads what this one says
         block_elsewhere()
         age.refresh_is_due()
-        assert not admits()
-        assert own.connection is None
+        found.append((admits(), own.connection))
         overrides.clear()
         admits()
         wait_until(lambda: of_the_reader(opened)[-1].connection is None)
+
+    assert found == [(False, None)] * 2
 
 
 def test_an_hour_later_the_reader_has_a_connection_again(
@@ -310,30 +324,40 @@ def test_a_database_that_hangs_costs_no_slot(age: Age, renewed_often: list[float
 
 
 @forks
-def test_a_forked_process_reads_on_a_connection_of_its_own_and_leaves_that_of_its_parent_open(
-    age: Age, opened: list[BaseDatabaseWrapper]
-) -> None:
-    def decide() -> None:
-        age.now += copies.WAIT_AFTER
-        assert not admits()
-        assert len(opened) == 1
-        assert overrides.rows is not None
-        in_the_reader(overrides.rows.close)
-        assert opened[0].connection is None
+class TestAForkedProcess:
+    @pytest.fixture
+    def forked(self, age: Age, opened: list[BaseDatabaseWrapper]) -> list[int | None]:
+        """Two processes read on after a fork: how they ended."""
 
-    admits()
-    block_elsewhere()
-    age.refresh_is_due()
-    assert not admits()
-    connection.close()
-    del opened[:]
-    with processes() as children:
-        children += [started(decide) for _ in range(2)]
-        assert ended(children) == [0, 0]
-    block_elsewhere("exempt")
-    age.refresh_is_due()
-    assert admits()
-    assert of_the_reader(opened) == []
+        def decide() -> None:
+            age.now += copies.WAIT_AFTER
+            assert not admits()
+            assert len(opened) == 1
+            assert overrides.rows is not None
+            in_the_reader(overrides.rows.close)
+            assert opened[0].connection is None
+
+        admits()
+        block_elsewhere()
+        age.refresh_is_due()
+        assert not admits()
+        connection.close()
+        del opened[:]
+        with processes() as children:
+            children += [started(decide) for _ in range(2)]
+            return ended(children)
+
+    def test_reads_on_a_connection_of_its_own(self, forked: list[int | None]) -> None:
+        assert forked == [0, 0]
+
+    def test_leaves_the_connection_of_its_parent_open(
+        self, forked: list[int | None], age: Age, opened: list[BaseDatabaseWrapper]
+    ) -> None:
+        block_elsewhere("exempt")
+        age.refresh_is_due()
+
+        assert admits()
+        assert of_the_reader(opened) == []
 
 
 ENDING = """
@@ -364,11 +388,14 @@ def test_in_a_test_run_the_connection_is_closed_at_once_so_that_the_test_databas
     age: Age, opened: list[BaseDatabaseWrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(runtime, "is_of_site")  # at setup, the alias led elsewhere
+    left = []
     for _ in range(2):
         age.refresh_is_due()
         admits()
         let_the_refresh_end()
-        assert of_the_reader(opened)[-1].connection is None
+        left.append(of_the_reader(opened)[-1].connection)
+
+    assert left == [None, None]
 
 
 @on_postgresql

@@ -35,38 +35,71 @@ class TestOnEveryStore:
         for name in ("run", "arun", "try_all"):
             monkeypatch.setattr(current_store(), name, Mock(side_effect=AssertionError("the store was asked")))
         verbs: list[Callable[..., Any]] = [check, check, check, peek, acheck, apeek, *([refund] if allowed else [])]
-        for verb in verbs:
-            found = verb(RULE, SUBJECT)
-            decision = asyncio.run(found) if asyncio.iscoroutine(found) else found
-            assert (decision.allowed, decision.outcomes[0].why, decision.remaining) == (allowed, why, 2 * allowed)
-            assert allowed or (decision.enforced, decision.retry_after) == (True, None)
+
+        found = [verb(RULE, SUBJECT) for verb in verbs]
+        decisions = [asyncio.run(each) if asyncio.iscoroutine(each) else each for each in found]
+
+        shown = [(each.allowed, each.outcomes[0].why, each.remaining) for each in decisions]
+        assert shown == [(allowed, why, 2 * allowed)] * len(verbs)
+        refused = [(each.enforced, each.retry_after) for each in decisions if not each.allowed]
+        assert refused == [(True, None)] * len(refused)
         assert check(Rule.make("site", None), SUBJECT).allowed is allowed  # an unlimited tier
-        shadow, lenient = Rule.make("site", "2/m", shadow=True), Rule.make("site", "2/m", block=False)
-        for rule, seems in ((shadow, True), (lenient, allowed)):
-            decision = check(rule, SUBJECT)
-            assert (decision.allowed, decision.enforced, decision.would_refuse) == (seems, False, not allowed)
 
     @pytest.mark.parametrize("form", FORMS)
-    def test_another_rate_counts_each_subject_by_itself_and_a_shadow_never_refuses(self, form: str) -> None:
+    @pytest.mark.parametrize(("value", "allowed"), [("b 0 0 ", False), ("x 0 0 ", True)], ids=["blocked", "exempt"])
+    @pytest.mark.parametrize("options", [{"shadow": True}, {"block": False}], ids=["shadow", "block=False"])
+    def test_a_rule_that_only_reports_lets_a_blocked_subject_in(
+        self, options: dict[str, Any], value: str, allowed: bool, form: str
+    ) -> None:
+        override(value, "site", form)
+
+        decision = check(Rule.make("site", "2/m", **options), SUBJECT)
+
+        assert decision.allowed is (allowed or "shadow" in options)
+        assert (decision.enforced, decision.would_refuse) == (False, not allowed)
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_another_rate_counts_each_subject_by_itself(self, form: str) -> None:
         override("r 0 0 3/m", "site", form)
+
         assert [check(RULE, SUBJECT).remaining for _ in range(3)] == [2, 1, 0]
         refused = check(RULE, SUBJECT)
         assert (refused.allowed, refused.limit, refused.outcomes[0].why) == (False, 3, "override")
         assert check(RULE, "ip:192.0.2.8").limit == (2 if form == SUBJECT else 3)
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_a_shadow_never_refuses(self, form: str) -> None:
         override("s 0 0 ", "other", form)
+
         decisions = [check("2/m", SUBJECT, name="other") for _ in range(4)]
+
         assert [(each.allowed, each.would_refuse) for each in decisions] == [(True, False)] * 2 + [(True, True)] * 2
 
-    def test_a_rate_of_another_window_has_a_count_of_its_own_and_the_same_window_goes_on(self) -> None:
+    def test_a_rate_of_the_same_window_goes_on_from_its_count(self) -> None:
         for _ in range(2):
             check(RULE, SUBJECT)
-        for value, remaining in (("r 0 0 3/m", 0), ("r 0 0 5/h", 4)):
-            override(value, "site", SUBJECT)
-            assert check(RULE, SUBJECT).remaining == remaining
+
+        override("r 0 0 3/m", "site", SUBJECT)
+
+        assert check(RULE, SUBJECT).remaining == 0
+
+    def test_a_rate_of_another_window_has_a_count_of_its_own(self) -> None:
+        for _ in range(2):
+            check(RULE, SUBJECT)
+
+        override("r 0 0 5/h", "site", SUBJECT)
+        assert check(RULE, SUBJECT).remaining == 4
+
         override("", "site", SUBJECT)
         assert not check(RULE, SUBJECT)
+
+    def test_a_refund_reaches_what_a_blocked_subject_has_used(self) -> None:
+        for _ in range(2):
+            check(RULE, SUBJECT)
         override("b 0 0 ", "*", SUBJECT)
-        assert refund(RULE, SUBJECT, 2).outcomes[0].why == "blocked"  # which reaches what it has used
+
+        assert refund(RULE, SUBJECT, 1).outcomes[0].why == "blocked"
+
         override("", "*", SUBJECT)
         assert peek(RULE, SUBJECT).remaining == 1
 
@@ -77,10 +110,12 @@ class TestOnEveryStore:
         override("", "site", SUBJECT)
         assert check(RULE, SUBJECT).limit == 1
         override("r 0 0 1/h", "site", SUBJECT)
+
         assert reset(RULE, SUBJECT)
-        for value in ("r 0 0 1/h", ""):
-            override(value, "site", SUBJECT)
-            assert check(RULE, SUBJECT)
+
+        assert check(RULE, SUBJECT)
+        override("", "site", SUBJECT)
+        assert check(RULE, SUBJECT)
 
     def test_of_rules_of_one_name_the_one_that_counts_refused_hits_counts_them(self) -> None:
         request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")
@@ -92,12 +127,15 @@ class TestOnEveryStore:
     def test_a_block_says_truly_how_long_it_lasts(self) -> None:
         override(f"b 0 {START + 90 * SECOND} ", "*", SUBJECT)
         override(f"b {START + 60 * SECOND} {START + 100 * SECOND} ", "*", "ip:*")
+
         with freeze(START):
             refused = check(RULE, SUBJECT)
+
         assert (refused.retry_after, refused.reset_after) == (100.0, 100.0)
-        for moment, allowed in ((START + 100 * SECOND - 1, False), (START + 100 * SECOND, True)):
-            with freeze(moment):
-                assert check(RULE, SUBJECT).allowed is allowed
+        with freeze(START + 100 * SECOND - 1):
+            assert not check(RULE, SUBJECT)
+        with freeze(START + 100 * SECOND):
+            assert check(RULE, SUBJECT)
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -258,28 +296,53 @@ def test_the_preview_is_what_holds_after_saving(rates: str, rules: None) -> None
     ]
 
 
-def test_the_preview_of_an_exemption_or_a_block_has_the_longer_wait(rules: None) -> None:
+@pytest.mark.parametrize(
+    ("mode", "seconds", "waits"),
+    [
+        pytest.param("exempt", 0, [0.0, 0.0], id="an exemption waits for nothing"),
+        pytest.param("blocked", 0, [None, None], id="a block without an end"),
+        pytest.param("blocked", 20, [60.0, 20.0], id="a block that ends before the limit"),
+    ],
+)
+def test_the_preview_of_an_exemption_or_a_block_has_the_longer_wait(
+    rules: None, mode: Any, seconds: int, waits: list[Any]
+) -> None:
     with freeze(START):
         check("search", SUBJECT, 10)
-        cases: list[Any] = [("exempt", 0, [0.0, 0.0]), ("blocked", 0, [None, None]), ("blocked", 20, [60.0, 20.0])]
-        for mode, seconds, waits in cases:
-            (change,) = previews(SUBJECT, "search", mode, ends=seconds and START + seconds * SECOND).values()
-            assert [limit.retry_after for limit in change.then] == waits
-            override("b 0 0 ", "search", SUBJECT)  # which the next one replaces
+
+        (change,) = previews(SUBJECT, "search", mode, ends=seconds and START + seconds * SECOND).values()
+
+    assert [limit.retry_after for limit in change.then] == waits
 
 
-def test_in_the_preview_a_ban_precedes_a_rate_and_an_own_override_one_of_all(rules: None) -> None:
+def test_the_preview_of_a_block_replaces_the_one_that_is_there(rules: None) -> None:
+    with freeze(START):
+        check("search", SUBJECT, 10)
+        override("b 0 0 ", "search", SUBJECT)
+
+        (change,) = previews(SUBJECT, "search", "blocked", ends=START + 20 * SECOND).values()
+
+    assert [limit.retry_after for limit in change.then] == [60.0, 20.0]
+
+
+def test_in_the_preview_a_ban_precedes_a_rate(rules: None) -> None:
     with freeze(START):
         check("1/d", SUBJECT, name="banning")
         check("banning", SUBJECT)
         check("banning", SUBJECT)
         (fewer,) = previews(SUBJECT, "banning", "rate", "1/d").values()
         (more,) = previews(SUBJECT, "banning", "rate", "50/h").values()
-        override("x 0 0 ", "search", SUBJECT)
-        found = previews(SUBJECT, "*", "rate", "7/m")
+
     assert lines(fewer.then) == [("1/d", 1, 0, 86_400.0, "banned")]
     assert lines(more.then) == [("50/h", 1, 49, 3_600.0, "banned")]
+
+
+def test_in_the_preview_an_override_of_one_rule_precedes_that_of_all(rules: None) -> None:
+    override("x 0 0 ", "search", SUBJECT)
+    with freeze(START):
+        found = previews(SUBJECT, "*", "rate", "7/m")
+
     assert "an override of its own" in found["search"].problem
     assert not found["search"].then
-    for name in ("tiered", "monthly"):
-        assert lines(found[name].then) == [("7/m", 0, 7, 0.0, "override")]
+    others = {name: lines(found[name].then) for name in ("tiered", "monthly")}
+    assert others == {name: [("7/m", 0, 7, 0.0, "override")] for name in others}

@@ -113,6 +113,7 @@ def test_the_tag_shows_what_is_left_until_when(settings: Any) -> None:
         check("flood", "ip:192.0.2.1")
         check("uploads", "user:7")
         assert shown()["closed"] == "closed"
+
         override("b 0 0 -", "closed", "user:7")
         expected = {
             "plan": "9,995 of 10,000 left until 1 December",
@@ -121,6 +122,7 @@ def test_the_tag_shows_what_is_left_until_when(settings: Any) -> None:
             "closed": "blocked",
         }
         assert shown() == expected
+
         override(f"b 0 {START + 60 * SECOND} -", "flood", "ip:192.0.2.1")
         override("x 0 0 -", "uploads", "user:7")
         assert shown() == expected | {"flood": "blocked until 4:41 a.m. UTC", "uploads": "unlimited"}

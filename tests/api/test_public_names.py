@@ -64,7 +64,7 @@ IN_ORDER = """
 
 
 @pytest.mark.parametrize("name", IN_ORDER.split())
-def test_the_rule_is_the_first_argument_and_the_subject_the_second(name: str) -> None:
+def test_the_rule_comes_before_the_subject(name: str) -> None:
     rule, subject, *_ = inspect.signature(getattr(django_quota, name)).parameters
     assert (rule.removesuffix("_or_rate"), subject) == ("rule", "subject")
 
@@ -99,7 +99,7 @@ TYPOS: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("typo", "meant"), TYPOS)
-def test_a_misspelt_option_or_value_is_an_error_for_mypy_and_when_it_runs(
+def test_a_misspelt_option_or_value_is_an_error_that_shows_the_right_one(
     typo: Callable[[], Any], meant: str, memory_store: None
 ) -> None:
     async def call() -> None:
@@ -109,17 +109,23 @@ def test_a_misspelt_option_or_value_is_an_error_for_mypy_and_when_it_runs(
         asyncio.run(call())
 
 
-def test_the_types_name_every_option_and_algorithm() -> None:
-    of_a_call, of_a_view = (
-        get_type_hints(get_args(get_type_hints(verb)[options])[0])
-        for verb, options in ((check, "rule_options"), (quota, "options"))
-    )
-    assert set(get_args(of_a_call["algorithm"])) == set(ALGORITHMS)
+def options_of(verb: Any, argument: str) -> dict[str, Any]:
+    """Return the options that the type of an argument names, with the types of their values."""
+    return get_type_hints(get_args(get_type_hints(verb)[argument])[0])
+
+
+def test_the_types_name_every_algorithm() -> None:
+    assert set(get_args(options_of(check, "rule_options")["algorithm"])) == set(ALGORITHMS)
+
+
+def test_the_types_name_every_option() -> None:
     with pytest.raises(RuleError, match="Known: ") as caught:
         Rule.make("rule", "1/m", unknown=1)
     known = set(str(caught.value).partition("Known: ")[2].rstrip(".").split(", "))
-    assert set(of_a_view) | {"name"} == known
-    assert set(of_a_call) == known - {"cost", "costs", "count_when", "settle", "methods", "skip", "exempt"}
+
+    assert set(options_of(quota, "options")) | {"name"} == known
+    of_requests = {"cost", "costs", "count_when", "settle", "methods", "skip", "exempt"}
+    assert set(options_of(check, "rule_options")) == known - of_requests
 
 
 LIMIT = Rule.make("search", "10/m").limits[0]

@@ -1,6 +1,6 @@
 """`raise_limit` adds units to what a subject has left of the running period."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -120,13 +120,33 @@ def test_the_rate_that_an_override_gives_to_a_rule_without_one_is_raised() -> No
     assert (row(rule="free").rate, left(rule="free")) == ("150/d", 150)
 
 
-@pytest.mark.parametrize(("expires", "ends"), [(NOW + HOUR, END_OF_MONTH), (None, None)])
-def test_an_override_of_the_subject_keeps_its_later_end_and_its_words(expires: Any, ends: Any) -> None:
-    values = {"reason": "contract", "label": "gold", "expires": expires}
-    QuotaOverride.objects.create(subject="org:7", rule="tokens", rate="2000/month", **values)
-    assert raise_limit("tokens", "org:7", 500) == ends
-    found = row()
-    assert (found.rate, found.reason, found.label, found.expires) == ("2500/month", "contract", "gold", ends)
+@pytest.fixture
+def raised_override() -> Callable[[Any], tuple[Any, QuotaOverride]]:
+    """Raise the limit of an override that ends then: until when, and the row that it became."""
+
+    def raised(expires: Any) -> tuple[Any, QuotaOverride]:
+        values = {"reason": "contract", "label": "gold", "expires": expires}
+        QuotaOverride.objects.create(subject="org:7", rule="tokens", rate="2000/month", **values)
+        return raise_limit("tokens", "org:7", 500), row()
+
+    return raised
+
+
+@pytest.mark.parametrize(
+    ("expires", "ends"), [(NOW + HOUR, END_OF_MONTH), (None, None)], ids=["an earlier end", "no end"]
+)
+def test_an_override_of_the_subject_keeps_its_later_end(raised_override: Any, expires: Any, ends: Any) -> None:
+    until, found = raised_override(expires)
+
+    assert until == ends
+    assert (found.rate, found.expires) == ("2500/month", ends)
+
+
+@pytest.mark.parametrize("expires", [NOW + HOUR, None], ids=["an earlier end", "no end"])
+def test_an_override_of_the_subject_keeps_its_words(raised_override: Any, expires: Any) -> None:
+    _, found = raised_override(expires)
+
+    assert (found.reason, found.label) == ("contract", "gold")
 
 
 def test_nothing_is_added_to_an_override_that_has_ended() -> None:
@@ -279,16 +299,28 @@ class TestFactor:
             raise_limit(OF_REQUEST, "org:7", 5)
 
 
-@pytest.mark.parametrize("rate", ["+", "+0", "+1.5", "+5/m", "+1000000000001", "+5; 10/m", "x0", "x1001", "x2/m"])
-def test_units_and_factors_are_whole_numbers(rate: str) -> None:
+@pytest.mark.parametrize("rate", ["+", "+0", "+1.5", "+5/m", "+1000000000001", "+5; 10/m"])
+def test_added_units_are_a_whole_number(rate: str) -> None:
     with pytest.raises(RateError, match="it neither adds 1 to 1,000,000,000,000 units nor multiplies by 1 to 1,000"):
         QuotaOverride.objects.create(subject="org:7", rule="tokens", rate=rate)
 
 
-def test_the_override_says_who_raised_it_and_why() -> None:
+@pytest.mark.parametrize("rate", ["x0", "x1001", "x2/m"])
+def test_a_factor_is_a_whole_number(rate: str) -> None:
+    with pytest.raises(RateError, match="it neither adds 1 to 1,000,000,000,000 units nor multiplies by 1 to 1,000"):
+        QuotaOverride.objects.create(subject="org:7", rule="tokens", rate=rate)
+
+
+def test_the_override_says_why_it_was_raised() -> None:
     raise_limit("tokens", "org:7", 500, reason="order 17", by="the shop")
 
-    assert (row().reason, row().created_by) == ("order 17", "the shop")
+    assert row().reason == "order 17"
+
+
+def test_the_override_says_who_raised_it() -> None:
+    raise_limit("tokens", "org:7", 500, reason="order 17", by="the shop")
+
+    assert row().created_by == "the shop"
 
 
 def test_the_log_of_the_admin_has_each_raise_of_a_user() -> None:

@@ -1,5 +1,6 @@
 """Rules that wait for a view which finds the user itself, as frameworks with tokens do."""
 
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -176,18 +177,31 @@ def test_a_rule_by_address_does_not_wait(kind: str) -> None:
     assert ask(kind, "two", "1").headers["RateLimit-Policy"] == '"address";q=4;w=60'
 
 
+numbers = count()
+
+
 @both
 @pytest.mark.usefixtures("with_and_without_middleware")
-def test_a_view_that_decides_nothing_is_limited_on_the_way_back_and_logged_once(
-    kind: str, settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    name = f"late-{kind}-{len(settings.MIDDLEWARE)}"
-    late = quota("2/m", key="user", name=name)(TokenView.as_view(decides=False))
-    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("late/", late, name="late")]})
-    assert statuses(kind, "late", "x", "1", "1", "1", "2") == [401, 200, 200, 429, 200]
-    (logged,) = [each for each in caplog.records if each.name == "django_quota.web"]  # and none for the wrong token
-    assert logged.levelname == "ERROR"
-    assert logged.getMessage().startswith(f"The view 'late' answered 200 while these rules waited for it: '{name}'.")
+class TestAViewThatDecidesNothing:
+    @pytest.fixture
+    def name(self, kind: str, with_and_without_middleware: Any, settings: Any) -> str:
+        """The name of a rule that waits for a view, at the URL `late`."""
+        name = f"late-{kind}-{len(settings.MIDDLEWARE)}-{next(numbers)}"
+        late = quota("2/m", key="user", name=name)(TokenView.as_view(decides=False))
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("late/", late, name="late")]})
+        return name
+
+    def test_is_limited_on_the_way_back(self, kind: str, name: str) -> None:
+        assert statuses(kind, "late", "x", "1", "1", "1", "2") == [401, 200, 200, 429, 200]
+
+    def test_is_logged_once(self, kind: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+        statuses(kind, "late", "x", "1", "1", "1", "2")
+
+        (logged,) = [each for each in caplog.records if each.name == "django_quota.web"]  # and none for the wrong token
+        assert logged.levelname == "ERROR"
+        assert logged.getMessage().startswith(
+            f"The view 'late' answered 200 while these rules waited for it: '{name}'."
+        )
 
 
 @pytest.mark.parametrize(
@@ -201,13 +215,14 @@ def test_a_view_that_decides_nothing_is_limited_on_the_way_back_and_logged_once(
         ({"cost": lambda request: 2}, True), ({"rate": {"anonymous": "1/m", "authenticated": "2/m"}}, True),
     ],
 )  # fmt: skip
-def test_rules_wait_for_the_user_the_body_and_functions(options: dict[str, Any], waits: bool) -> None:
+def test_a_rule_waits_for_what_only_the_view_may_know(options: dict[str, Any], waits: bool) -> None:
     class Asking(TokenView):
         def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             return HttpResponse(status=202 if take_waiting_rules(request) else 200)
 
     rate, options = options.get("rate", "10/m"), {name: options[name] for name in options if name != "rate"}
     waited = run(quota(rate, name="some", **options)(Asking.as_view())).status_code == 202
+
     assert waited is waits
 
 

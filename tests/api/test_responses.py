@@ -4,10 +4,10 @@ import json
 import math
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import count
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import http_sf
 import pytest
@@ -98,39 +98,65 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@inputs(120)
-@given(
-    name=st.text(min_size=1, max_size=12),
-    rates=st.lists(RATES, min_size=1, max_size=3),
-    options=st.sampled_from(OPTIONS),
-    cost=st.sampled_from([1, 2, 5, 10**12]),
-    steps=st.lists(st.integers(0, 90 * SECOND), min_size=1, max_size=5),
-)
-def test_headers_parse_agree_with_the_decision_and_tell_the_truth(
-    name: str, rates: list[str], options: dict[str, Any], cost: int, steps: list[int]
-) -> None:
-    subject = f"number-{next(NUMBERS)}"
+def of_any_rule(test: Callable[..., None]) -> Callable[..., None]:
+    return inputs(120)(
+        given(
+            name=st.text(min_size=1, max_size=12),
+            rates=st.lists(RATES, min_size=1, max_size=3),
+            options=st.sampled_from(OPTIONS),
+            cost=st.sampled_from([1, 2, 5, 10**12]),
+            steps=st.lists(st.integers(0, 90 * SECOND), min_size=1, max_size=5),
+        )(test)
+    )
+
+
+def any_rule(name: str, rates: list[str], options: dict[str, Any], cost: int) -> Rule:
     try:
-        rule = Rule.make(name, *rates, **options, cost=cost)
+        return Rule.make(name, *rates, **options, cost=cost)
     except RuleError:
         reject()
 
-    def ask(now: int) -> HttpResponseBase:
+
+def answered(decision: Decision) -> HttpResponseBase:
+    return write_headers(HttpResponse(), decision) if decision.allowed else refusal_response(get(), decision)
+
+
+@of_any_rule
+def test_headers_agree_with_the_decision(
+    name: str, rates: list[str], options: dict[str, Any], cost: int, steps: list[int]
+) -> None:
+    subject, now = f"number-{next(NUMBERS)}", NOW
+    rule = any_rule(name, rates, options, cost)
+
+    for step in steps:
         with freeze(now):
             decision = check(rule, subject)
-            response = (
-                write_headers(HttpResponse(), decision) if decision.allowed else refusal_response(get(), decision)
-            )
+            response = answered(decision)
         agree(response, decision)
-        return response
+        now += step
 
-    now = NOW
+
+@of_any_rule
+def test_a_client_that_waits_for_as_long_as_a_header_says_is_admitted(
+    name: str, rates: list[str], options: dict[str, Any], cost: int, steps: list[int]
+) -> None:
+    subject, now = f"number-{next(NUMBERS)}", NOW
+    rule = any_rule(name, rates, options, cost)
+    admitted = []
+
     for step in steps:
-        response = ask(now)
+        with freeze(now):
+            response = answered(check(rule, subject))
         if "Retry-After" in response.headers:
             now += int(response.headers["Retry-After"]) * SECOND
-            assert ask(now).status_code == 200, "a client that waits that long is admitted"
+            with freeze(now):
+                decision = check(rule, subject)
+                response = answered(decision)
+            agree(response, decision)
+            admitted.append(response.status_code == 200)
         now += step
+
+    assert all(admitted)
 
 
 def test_the_wait_of_a_block_is_its_own_even_if_another_limit_is_used_up_for_longer() -> None:
@@ -145,11 +171,20 @@ def test_the_wait_of_a_block_is_its_own_even_if_another_limit_is_used_up_for_lon
 
 @pytest.mark.parametrize(
     ("rule", "name"),
-    [('a"b\\', "a%22b%5C"), ("größe", "gr%C3%B6%C3%9Fe"), ("a\r\nb", "a%0D%0Ab"), ("shop.views.Buy#2", "Buy#2"),
-     ("10/m", "10/m"), ("end.", "end."), ("shop.views.Buy(plan='a.b')", "Buy"), ("shop.views.Buy(n=(1,))#2", "Buy#2"),
-     ("shop.views.Buy(text='a\nb')", "Buy"), ("(all)", "(all)")],
+    [('a"b\\', "a%22b%5C"), ("größe", "gr%C3%B6%C3%9Fe"), ("a\r\nb", "a%0D%0Ab"), ("10/m", "10/m"), ("end.", "end."),
+     ("(all)", "(all)")],
 )  # fmt: skip
-def test_a_name_is_quoted_and_no_module_path_or_argument_leaks(rule: str, name: str) -> None:
+def test_a_name_is_quoted(rule: str, name: str) -> None:
+    ((shown, _),) = parsed(quota("10/m", name=rule)(view)(get()), "RateLimit-Policy")
+    assert shown == name
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [("shop.views.Buy#2", "Buy#2"), ("shop.views.Buy(plan='a.b')", "Buy"), ("shop.views.Buy(n=(1,))#2", "Buy#2"),
+     ("shop.views.Buy(text='a\nb')", "Buy")],
+)  # fmt: skip
+def test_no_module_path_or_argument_leaks(rule: str, name: str) -> None:
     ((shown, _),) = parsed(quota("10/m", name=rule)(view)(get()), "RateLimit-Policy")
     assert shown == name
 
@@ -198,33 +233,50 @@ def test_vary_keeps_what_other_middleware_adds(client: Client, settings: Any) ->
     assert "Zu viele Anfragen" in response.text
 
 
-def test_problem_json_has_the_members_of_its_type() -> None:
-    limited: Any = quota("5/m", name="wide")(quota("1/m", name='na"rrow')(quota("0/h", shadow=True)(view)))
-    with freeze(NOW):
-        assert limited(get()).status_code == 200
-        response = limited(get("application/json"))
-        banned = [check("1/m", "global", name="b", ban={"after": "1/m", "for": "10m"}) for _ in range(3)][-1]
-        of_a_ban = json.loads(refusal_response(get(), banned).content)
-    with freeze(NOW + 61 * SECOND):  # which does not show what the limit has left
-        banned = check("1/m", "global", name="b", ban={"after": "1/m", "for": "10m"})
-        assert parsed(refusal_response(get(), banned), "RateLimit") == [("b", {"r": 0, "t": 539})]
-    denied = Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True)
-    away = refusal_response(get(), denied)
-    assert json.loads(response.content) == {
-        "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
-        "title": "Too many requests",
-        "status": 429,
-        "detail": "The limit is 1 per minute. Please try again in 60 seconds.",
-        "violated-policies": ["na%22rrow"],
-        "retry_after": 60,
-    }
-    members = ("status", "retry_after", "violated-policies")
-    assert of_a_ban["type"].endswith("#abnormal-usage-detected")
-    assert [of_a_ban[each] for each in members] == [429, 600, ["b"]]
-    problem = json.loads(away.content)
-    assert problem["type"].endswith("#temporary-reduced-capacity")
-    assert (away.status_code, problem["status"], problem["violated-policies"]) == (503, 503, [])
-    assert "RateLimit" not in away.headers
+class TestProblemJson:
+    BAN: ClassVar[Any] = {"name": "b", "ban": {"after": "1/m", "for": "10m"}}
+
+    def test_of_a_limit_has_its_wait(self) -> None:
+        limited: Any = quota("5/m", name="wide")(quota("1/m", name='na"rrow')(quota("0/h", shadow=True)(view)))
+        with freeze(NOW):
+            assert limited(get()).status_code == 200
+            response = limited(get("application/json"))
+
+        assert json.loads(response.content) == {
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Too many requests",
+            "status": 429,
+            "detail": "The limit is 1 per minute. Please try again in 60 seconds.",
+            "violated-policies": ["na%22rrow"],
+            "retry_after": 60,
+        }
+
+    def test_of_a_ban_has_its_wait(self) -> None:
+        with freeze(NOW):
+            banned = [check("1/m", "global", **self.BAN) for _ in range(3)][-1]
+            problem = json.loads(refusal_response(get(), banned).content)
+
+        assert problem["type"].endswith("#abnormal-usage-detected")
+        assert [problem[each] for each in ("status", "retry_after", "violated-policies")] == [429, 600, ["b"]]
+
+    def test_of_a_ban_does_not_show_what_the_limit_has_left(self) -> None:
+        with freeze(NOW):
+            for _ in range(3):
+                check("1/m", "global", **self.BAN)
+
+        with freeze(NOW + 61 * SECOND):
+            banned = check("1/m", "global", **self.BAN)
+            assert parsed(refusal_response(get(), banned), "RateLimit") == [("b", {"r": 0, "t": 539})]
+
+    def test_of_an_outage_has_no_limit(self) -> None:
+        denied = Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True)
+
+        away = refusal_response(get(), denied)
+
+        problem = json.loads(away.content)
+        assert problem["type"].endswith("#temporary-reduced-capacity")
+        assert (away.status_code, problem["status"], problem["violated-policies"]) == (503, 503, [])
+        assert "RateLimit" not in away.headers
 
 
 # --- what must not leak -----------------------------------------------------------------------------------------------
@@ -421,7 +473,7 @@ def test_a_test_can_ask_which_template_was_used() -> None:
 
 
 @pytest.mark.parametrize("later", [0, 876_542, 876_543, 876_544, 59_999_999])
-def test_the_moment_is_never_too_early_and_less_than_two_seconds_late(later: int) -> None:
+def test_the_moment_is_within_two_seconds_after_the_limit_is_free(later: int) -> None:
     (moment,) = refused_page("1/m", later=later).all("time")
     named = datetime.fromisoformat(moment["datetime"]).timestamp() * SECOND
     free = NOW + 60 * SECOND
@@ -449,16 +501,24 @@ def test_the_page_is_in_the_language_of_the_visitor() -> None:
     assert page.all("html") == [{"lang": "ar", "dir": "rtl"}]
 
 
-def test_each_limit_that_refuses_says_what_it_has_left_and_others_do_not_show() -> None:
-    limited: Any = quota("5/m", "4/h", "100/d", name="secret-name", cost=3)(lambda request: HttpResponse("ok"))
-    with freeze(NOW):
-        assert limited(page_request()).status_code == 200
-        page = Page(limited(page_request()))
-    assert [(meter["max"], meter["value"]) for meter in page.all("meter")] == [("5", "3"), ("4", "3")]
-    assert "5 per minute 3 / 5 2 of 5 left · this request counts as 3 · again in 60 seconds" in page.text
-    assert "4 per hour 3 / 4 1 of 4 left · this request counts as 3 · again in 60 minutes" in page.text
-    assert "per day" not in page.text
-    assert "secret-name" not in page.text
+class TestThePageOfSeveralLimits:
+    @pytest.fixture
+    def page(self) -> Page:
+        limited: Any = quota("5/m", "4/h", "100/d", name="secret-name", cost=3)(lambda request: HttpResponse("ok"))
+        with freeze(NOW):
+            assert limited(page_request()).status_code == 200
+            return Page(limited(page_request()))
+
+    def test_shows_for_each_limit_that_refuses_what_it_has_left(self, page: Page) -> None:
+        assert [(meter["max"], meter["value"]) for meter in page.all("meter")] == [("5", "3"), ("4", "3")]
+        assert "5 per minute 3 / 5 2 of 5 left · this request counts as 3 · again in 60 seconds" in page.text
+        assert "4 per hour 3 / 4 1 of 4 left · this request counts as 3 · again in 60 minutes" in page.text
+
+    def test_does_not_show_limits_that_admit(self, page: Page) -> None:
+        assert "per day" not in page.text
+
+    def test_does_not_show_the_name_of_the_rule(self, page: Page) -> None:
+        assert "secret-name" not in page.text
 
 
 def test_only_a_get_is_tried_again_by_a_link_that_loads_the_same_page() -> None:
@@ -490,14 +550,20 @@ def test_it_names_a_moment_where_one_helps(found: Any, words: str, has_moment: b
     assert "why" not in found or ("14:23:21 UTC" in page.text and page.all("meter") == [])
 
 
-def test_while_the_store_is_away_it_is_a_503_with_a_link_and_no_moment() -> None:
-    page = Page(
-        refusal_response(
-            page_request("/a/"), Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True)
-        )
-    )
-    assert "503 Service unavailable This cannot be served right now." in page.text
-    assert ([link["href"] for link in page.all("a")], page.all("time")) == ([""], [])
+class TestThePageWhileTheStoreIsAway:
+    @pytest.fixture
+    def page(self) -> Page:
+        denied = Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True)
+        return Page(refusal_response(page_request("/a/"), denied))
+
+    def test_is_a_503(self, page: Page) -> None:
+        assert "503 Service unavailable This cannot be served right now." in page.text
+
+    def test_has_a_link_to_try_again(self, page: Page) -> None:
+        assert [link["href"] for link in page.all("a")] == [""]
+
+    def test_promises_no_moment(self, page: Page) -> None:
+        assert page.all("time") == []
 
 
 class LazyNonce:

@@ -4,11 +4,11 @@ import random
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -72,6 +72,14 @@ steps = st.one_of(
     st.tuples(st.just("fail"), st.integers(0, 12)),
 )
 names = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=40)
+
+
+def count_each(raw: redis.Redis, names: set[str]) -> None:
+    """Have each name, as a subject and as its rule, be counted once and nothing else."""
+    raw.flushall()
+    DailyCounter.objects.all().delete()
+    for name in names:
+        count(raw, name, {name: (1, 0)}, TODAY)
 
 
 class Machine:
@@ -217,19 +225,24 @@ class TestMoving:
     @inputs(40, [HealthCheck.function_scoped_fixture])
     @example({"user:" + "x" * 300, "user:" + "x" * 301, "key.f:\ud800", "~", "\u2603 %41", "a\0b", "r" * 300})
     @given(st.sets(names, min_size=1, max_size=8))
-    def test_each_name_has_a_row_of_its_own_and_stays_as_it_is_where_it_can(
-        self, raw: redis.Redis, names: set[str]
-    ) -> None:
-        raw.flushall()
-        DailyCounter.objects.all().delete()
-        for name in names:
-            count(raw, name, {name: (1, 0)}, TODAY)
+    def test_each_name_has_a_row_of_its_own(self, raw: redis.Redis, names: set[str]) -> None:
+        count_each(raw, names)
+
         assert rolled() == {"days": len(names), "rows": len(names), "allowed": len(names), "units": len(names)}
+
+    @inputs(40, [HealthCheck.function_scoped_fixture])
+    @example({"user:" + "x" * 300, "user:" + "x" * 301, "key.f:\ud800", "~", "\u2603 %41", "a\0b", "r" * 300})
+    @given(st.sets(names, min_size=1, max_size=8))
+    def test_a_name_stays_as_it_is_where_it_can(self, raw: redis.Redis, names: set[str]) -> None:
+        count_each(raw, names)
+
+        rolled()
+
         plain = {name for name in names if len(name) <= 16 and not re.search("^~|[\0\ud800-\udfff]", name)}
         assert plain <= {subject for subject, _, _ in rows()}
         assert plain <= {rule for _, _, rule in rows()}
 
-    def test_only_keys_and_fields_of_counts_are_read(self, raw: redis.Redis) -> None:
+    def test_only_counts_are_read(self, raw: redis.Redis) -> None:
         expected = {(f"user:{number}", TODAY, "a:b"): (number, 0, number) for number in range(1, 27)}
         for subject, _, rule in expected:
             count(raw, subject, {rule: (int(subject[5:]), 0)}, TODAY)
@@ -244,20 +257,28 @@ class TestMoving:
     def test_each_unit_of_a_month_is_billed_through_deaths_of_the_roll_up(self, raw: redis.Redis) -> None:
         machine, calls, units = Machine(raw), 0, 0
         first, tomorrow = TODAY.replace(day=1), TODAY + timedelta(days=1)
+        wrong: dict[int, Any] = {}
+
         for step in range(100):
             cost, day = step % 7, max(first, TODAY - timedelta(days=step % 3))
             machine.count(("org:1", "api"), 100, 3, cost, day)
             calls, units = calls + 100, units + 100 + cost
             machine.die(step % 40)
-            bills = [bill_of("org:1", first, tomorrow, by) for by in ("day", "month")]
-            for found in (recent_usage("org:1"), *bills):
-                assert total(rules["api"] for rules in found.values()) == (calls, calls * 3 // 100, units)
-            assert list(bills[1]) == [first]
+            of_month = bill_of("org:1", first, tomorrow, "month")
+            bills = (recent_usage("org:1"), bill_of("org:1", first, tomorrow, "day"), of_month)
+            found = [total(rules["api"] for rules in bill.values()) for bill in bills]
+            if found != [(calls, calls * 3 // 100, units)] * 3 or list(of_month) != [first]:
+                wrong[step] = (found, list(of_month))
+
+        assert wrong == {}
         machine.roll_up()
         raw.flushall()
         assert bill_of("org:1", first, tomorrow, "month") == {first: {"api": (10_000, 300, units)}}
 
-    def test_a_replica_that_lags_leaves_out_no_day_and_no_tier(self, settings: Any) -> None:
+    @pytest.fixture
+    def a_replica_lags(self, raw: redis.Redis, settings: Any) -> Rule:
+        """A day is rolled up, and then a replica lags; yields the rule that counted it."""
+
         class Lags:
             def db_for_read(self, *_: Any, **__: Any) -> str:
                 return "replica"  # there is none: whoever asks it fails
@@ -266,10 +287,17 @@ class TestMoving:
         with freeze(START):
             check(rule, "user:7", 3, tier="pro")
             rolled()
-            settings.DATABASE_ROUTERS = [Lags()]
+        settings.DATABASE_ROUTERS = [Lags()]
+        return rule
+
+    def test_a_replica_that_lags_leaves_out_no_day(self, a_replica_lags: Rule) -> None:
+        with freeze(START):
             assert [count.units for rules in recent_usage("user:7").values() for count in rules.values()] == [3]
-            assert last_tiers([rule], "user:7") == {"tiered": "pro"}
             assert bill_of("user:7", date(2025, 11, 21), date(2025, 11, 22))
+
+    def test_a_replica_that_lags_leaves_out_no_tier(self, a_replica_lags: Rule) -> None:
+        with freeze(START):
+            assert last_tiers([a_replica_lags], "user:7") == {"tiered": "pro"}
 
     @pytest.mark.parametrize("bill", [bill_of, async_to_sync(ausage)], ids=["sync", "async"])
     @pytest.mark.parametrize("when", ["before the store is read", "after it"])
@@ -330,7 +358,7 @@ class TestMoving:
         assert rolled() == {}
 
     @pytest.mark.always("postgresql")
-    def test_a_second_roll_up_waits_and_overwrites_nothing(
+    def test_a_second_roll_up_at_once_overwrites_nothing(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first has set the day aside and read its row; the second adds what is aside before the first saves."""
@@ -375,37 +403,52 @@ class TestMoving:
     ["django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache"],
     ids=["django-redis", "django"],
 )
-def test_two_sites_whose_caches_share_a_redis_share_no_limits_and_no_usage(
-    backend: str, redis_server: RedisServer, raw: redis.Redis
-) -> None:
-    def site(name: str) -> Any:
-        return override_settings(
-            CACHES={"default": {"BACKEND": backend, "LOCATION": redis_server.url, "KEY_PREFIX": name}}
-        )
+class TestTwoSitesWhoseCachesShareARedis:
+    @pytest.fixture
+    def site(self, backend: str, redis_server: RedisServer, raw: redis.Redis) -> Callable[[str], Any]:
+        """Be a site, by its name. `live` has made four hits, `staging` one."""
 
-    with site("live"):
-        assert [bool(check("3/h", "user:1")) for _ in range(4)] == [True] * 3 + [False]
-    with site("staging"):
-        assert check("3/h", "user:1").remaining == 2
-        assert rolled()["days"] == 1
-        assert list(counted(rows()).values()) == [(1, 0, 1)]
-    DailyCounter.objects.all().delete()
-    with site("live"):
-        assert rolled()["days"] == 1
-        assert list(counted(rows()).values()) == [(3, 1, 3)]
-    assert {key.partition(b":1:")[0] for key in raw.scan_iter()} == {b"live:quota", b"staging:quota"}
+        def site(name: str) -> Any:
+            return override_settings(
+                CACHES={"default": {"BACKEND": backend, "LOCATION": redis_server.url, "KEY_PREFIX": name}}
+            )
+
+        with site("live"):
+            assert [bool(check("3/h", "user:1")) for _ in range(4)] == [True] * 3 + [False]
+        with site("staging"):
+            assert check("3/h", "user:1").remaining == 2
+        return site
+
+    def test_share_no_limits(self, site: Callable[[str], Any]) -> None:
+        with site("staging"):
+            assert check("3/h", "user:1").remaining == 1
+
+    @pytest.mark.parametrize(("name", "of_site"), [("staging", (1, 0, 1)), ("live", (3, 1, 3))])
+    def test_share_no_usage(self, name: str, of_site: tuple[int, ...], site: Callable[[str], Any]) -> None:
+        with site(name):
+            assert rolled()["days"] == 1
+            assert list(counted(rows()).values()) == [of_site]
+
+    def test_share_no_keys(self, site: Callable[[str], Any], raw: redis.Redis) -> None:
+        assert {key.partition(b":1:")[0] for key in raw.scan_iter()} == {b"live:quota", b"staging:quota"}
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
-def test_wrong_options_a_store_in_memory_and_an_outage_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{quota_rollup.__name__}.roll_up", Mock(side_effect=StoreUnavailable("gone")))
-    with pytest.raises(CommandError, match="gone"):
-        call_command("quota_rollup")
-    for options in ({"batch": 0}, {"every": float("nan")}):
+class TestErrors:
+    def test_of_the_store_are_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(f"{quota_rollup.__name__}.roll_up", Mock(side_effect=StoreUnavailable("gone")))
+
+        with pytest.raises(CommandError, match="gone"):
+            call_command("quota_rollup")
+
+    @pytest.mark.parametrize("options", [{"batch": 0}, {"every": float("nan")}], ids=["--batch", "--every"])
+    def test_of_an_option_show_a_right_value(self, options: dict[str, Any]) -> None:
         with pytest.raises(CommandError, match="for example"):
             call_command("quota_rollup", **options)
-    with override_settings(QUOTA={"STORE": "memory"}), pytest.raises(CommandError, match="STORE"):
-        call_command("quota_rollup")
+
+    def test_of_a_store_in_memory_name_the_setting(self) -> None:
+        with override_settings(QUOTA={"STORE": "memory"}), pytest.raises(CommandError, match="STORE"):
+            call_command("quota_rollup")
 
 
 only_one_redis = pytest.mark.parametrize("redis_server", server_programs()[:1], indirect=True, ids=["redis"])
@@ -438,20 +481,21 @@ def test_totals_are_exact_if_roll_ups_are_killed_at_random(manage: Manage, raw: 
     go_on(200)
     words = ("quota_rollup", "--json", "--batch", "5", "--every", "0.001")
     running = [manage.start(*words) for _ in range(3)]
+
     for killed in range(9):
         victim = running.pop(0)
-        assert victim.stdout is not None
-        assert victim.stdout.readline()  # it is at work
+        cast("Any", victim.stdout).readline()  # it is at work
         go_on(random.randrange(60))
         victim.kill()
         victim.wait()
         running += [manage.start(*words)] if killed < 6 else []
+
     machine.roll_up()
     assert rolled() == {}
 
 
 @pytest.mark.thorough("processes")
-def test_totals_are_exact_if_redis_is_killed_at_each_step_and_keeps_a_file(
+def test_totals_are_exact_if_a_redis_that_keeps_a_file_is_killed_at_each_step(
     database: Any, tmp_path: Path, settings: Any
 ) -> None:
     server = Server(server_programs()[0], tmp_path, "--appendonly", "yes", "--appendfsync", "always")

@@ -388,11 +388,13 @@ def test_rules_of_one_name_of_an_exempt_subject_are_given_back_to_its_day_once()
     rules = [Rule.make("same", rate, **options) for rate in ("10/m", "100/h")]
     override("x 0 0 ", "same", IP)
 
+    decided = []
     for status in (200, 200, 404):
         request = RequestFactory().get("/")
-        assert decide(request, rules)
+        decided.append(decide(request, rules))
         settle(request, HttpResponse(status=status))
 
+    assert all(decided)
     assert count_what_waits()
     assert (checks_of(IP), units_of(IP)) == ({"same": (2, 0)}, {"same": 2})
 

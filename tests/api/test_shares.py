@@ -63,7 +63,7 @@ def test_a_refusal_that_a_process_remembers_is_that_of_one_kind(the_clock_stands
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_kinds_without_a_function_are_visitors_and_users(the_clock_stands: QuotaKit) -> None:
+def test_without_a_function_a_share_is_that_of_visitors_or_of_users(the_clock_stands: QuotaKit) -> None:
     of_users = quota("4/m", key="global", share={"anonymous": 0.5, "authenticated": 1.0})(shows_what_is_left)
     found: list[int] = []
 

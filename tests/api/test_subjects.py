@@ -60,6 +60,7 @@ def always_long(request: HttpRequest) -> str:
     return "a" * 201
 
 
+@pytest.mark.parametrize("mounted", ["", "/mounted"], ids=["at the root", "under a path"])
 @pytest.mark.parametrize(
     ("key", "found"),
     [
@@ -69,10 +70,10 @@ def always_long(request: HttpRequest) -> str:
         (f"{__name__}.always_long", f"key.{__name__}.always_long:~[0-9a-f]{{64}}"),
     ],
 )  # fmt: skip
-def test_a_key_names_its_subject_whatever_the_site_is_mounted_under(key: Any, found: str) -> None:
-    for mounted in ("", "/mounted"):
-        name = subject(key, request(SCRIPT_NAME=mounted))
-        assert name == found or re.fullmatch(found.replace("+", r"\+"), name)
+def test_a_key_names_its_subject_whatever_the_site_is_mounted_under(key: Any, found: str, mounted: str) -> None:
+    name = subject(key, request(SCRIPT_NAME=mounted))
+
+    assert name == found or re.fullmatch(found.replace("+", r"\+"), name)
 
 
 @pytest.mark.parametrize("key", ["user", "user_or_ip"])
@@ -119,23 +120,44 @@ SECRETS: dict[str, Callable[[str], HttpRequest]] = {
 }
 
 
-def test_what_a_client_sent_is_a_digest_and_what_is_missing_falls_back_to_the_ip() -> None:
-    found = {key: subject(key, make(SECRET)) for key, make in SECRETS.items()}
-    assert SECRET not in "".join(found.values())
-    assert len(set(found.values())) == len(SECRETS), "another place or name is another subject"
-    assert subject("header: x-api-KEY ", SECRETS["header:X-Api-Key"](SECRET)) == found["header:X-Api-Key"]
-    for key, make in SECRETS.items():
-        assert found[key] == subject(key, make(SECRET)) != subject(key, make(SECRET + "x"))
-        assert subject(key, request()) == subject(key, make("")) == IP
+def test_what_a_client_sent_never_shows_in_its_subject() -> None:
+    found = [subject(key, make(SECRET)) for key, make in SECRETS.items()]
+
+    assert [each for each in found if SECRET in each] == []
+    assert len(set(found)) == len(SECRETS), "another place or name is another subject"
 
 
-def test_another_key_gives_other_digests_at_once_and_one_key_always_the_same(settings: Any) -> None:
+@pytest.mark.parametrize(("key", "make"), SECRETS.items(), ids=SECRETS)
+def test_what_a_client_sent_is_a_digest(key: str, make: Callable[[str], HttpRequest]) -> None:
+    found = subject(key, make(SECRET))
+
+    assert found == subject(key, make(SECRET)) != subject(key, make(SECRET + "x"))
+
+
+@pytest.mark.parametrize(("key", "make"), SECRETS.items(), ids=SECRETS)
+def test_what_is_missing_falls_back_to_the_ip(key: str, make: Callable[[str], HttpRequest]) -> None:
+    assert subject(key, request()) == subject(key, make("")) == IP
+
+
+def test_the_name_of_a_header_may_be_written_in_other_cases() -> None:
+    sent = SECRETS["header:X-Api-Key"](SECRET)
+
+    assert subject("header: x-api-KEY ", sent) == subject("header:X-Api-Key", sent)
+
+
+def test_another_key_gives_other_digests_at_once(settings: Any) -> None:
     found = [digest("secret")]
+
     for name, value in (("SECRET_KEY", "another"), ("SECRET_KEY", b"bytes"), ("QUOTA", {"DIGEST_KEY": "one more"})):
         setattr(settings, name, value)
         found.append(digest("secret"))
+
     assert len(set(found)) == 4
+
+
+def test_one_key_always_gives_the_same_digest(settings: Any) -> None:
     settings.QUOTA = {"DIGEST_KEY": "a long random text"}
+
     assert digest("secret") == "004fbeb51655218dd2060630cd847176"
 
 
@@ -177,11 +199,14 @@ def test_a_subject_names_itself_wherever_it_is_written(value: str) -> None:
     request = with_user(SimpleNamespace(is_authenticated=True, pk=value))
     request.path_info = f"/{value}"
     request.resolver_match = ResolverMatch(print, (), {"pk": value})
-    for key in ("user", "path", "kwarg:pk", always(value), ("user", "kwarg:pk"), ("path", "ip", "user", "global")):
-        found = subject_of(key, request)
-        for read in (named_subject, override_subject, parse_subject_input, parse_override_input):
-            assert read(found) == found
-        assert check("9/m", found, name="api").subject == found
+    keys = ("user", "path", "kwarg:pk", always(value), ("user", "kwarg:pk"), ("path", "ip", "user", "global"))
+    readers = (named_subject, override_subject, parse_subject_input, parse_override_input)
+    subjects = [subject_of(key, request) for key in keys]
+
+    found = [(each, read(each)) for each in subjects for read in readers]
+    found += [(each, check("9/m", each, name="api").subject) for each in subjects]
+
+    assert [(written, read) for written, read in found if read != written] == []
 
 
 @given(st.text("ab:+%2B~\u200b=. ", min_size=1) | st.text(min_size=1))
@@ -261,15 +286,16 @@ def test_nobody_makes_up_the_digest_of_the_long_value_of_somebody_else(settings:
 
 
 class TestFunctions:
-    @pytest.mark.parametrize(
-        ("value", "found"),
-        [
-            (None, IP), ("", IP), (AnonymousUser(), IP), (User(pk=42), "user:42"),
-            *[(value, f"key.tests.support.calls.always.<locals>.key:{value}") for value in (0, False, "x", 3.5)],
-        ],
-    )  # fmt: skip
-    def test_a_value_is_a_subject_of_the_function_and_none_falls_back_to_the_ip(self, value: Any, found: str) -> None:
-        assert subject(always(value)) == found
+    @pytest.mark.parametrize("value", [None, "", AnonymousUser()], ids=["None", "empty", "a visitor"])
+    def test_no_value_falls_back_to_the_ip(self, value: Any) -> None:
+        assert subject(always(value)) == IP
+
+    def test_a_user_is_the_subject_of_the_user(self) -> None:
+        assert subject(always(User(pk=42))) == "user:42"
+
+    @pytest.mark.parametrize("value", [0, False, "x", 3.5])
+    def test_a_value_is_a_subject_of_the_function(self, value: Any) -> None:
+        assert subject(always(value)) == f"key.tests.support.calls.always.<locals>.key:{value}"
 
     @pytest.mark.parametrize("key", [lambda r: "x", partial(lambda r, kind: kind, kind="x"), ("ip", lambda r: "x")])
     def test_a_lambda_is_refused_since_its_counts_would_change_with_its_line(
@@ -363,8 +389,9 @@ class TestNamedByTheSite:
             ("org", "a+user:7", "org:a%2Buser:7"), ("org", "a b:c\n", "org:a b:c%0A"),
         ],
     )  # fmt: skip
-    def test_it_is_a_text_of_its_kind_and_its_escaped_value(self, kind: str, value: Any, text: str) -> None:
+    def test_it_is_a_string_that_escapes_its_value(self, kind: str, value: Any, text: str) -> None:
         subject = Subject(kind, value)
+
         assert (subject, str(subject), f"{subject}") == (text, text, text)
         assert pickle.loads(pickle.dumps(subject)) == copy.deepcopy(subject) == text
         assert check("9/m", subject).subject == text
@@ -387,13 +414,19 @@ class TestNamedByTheSite:
         with pytest.raises(RuleError, match=r"such as the primary key: Subject\('org', 7\)"):
             Subject("org", value)
 
-    def test_views_calls_counters_and_slots_count_for_one_subject(self) -> None:
+    def test_a_function_of_the_request_gives_the_subject_of_a_call(self) -> None:
         request: Any = RequestFactory().get("/", {"org": "7"})
+
         assert check("3/m", request, key=by_organization, name="api").subject == "org:7"
         assert asyncio.run(acheck("3/m", request, key=by_organization_later, name="api")).remaining == 1
         assert check("3/m", Subject("org", 7), name="api").remaining == 0
+
+    def test_a_counter_counts_for_the_same_subject_as_its_string(self) -> None:
         counter("reports").incr(Subject("org", 7))
+
         assert counter("reports").get("org:7") == 1
+
+    def test_a_slot_is_held_by_the_same_subject_as_its_string(self) -> None:
         with slot("export", 1, subject=Subject("org", 7)), pytest.raises(QuotaExceeded, match="of org:7 is held"):
             slot("export", 1, subject="org:7").acquire()
 
@@ -463,20 +496,33 @@ urlpatterns = [
 
 @both
 @pytest.mark.usefixtures("memory_store")
-def test_decorators_and_rules_of_the_settings_limit_by_the_argument(kind: str, settings: Any) -> None:
-    settings.ROOT_URLCONF = __name__
-    rule = {"rate": "2/m", "key": "kwarg:pk", "match": "/settings/"}
-    settings.QUOTA = {"STORE": "memory", "RULES": {"by-pk": rule}}
-    settings.MIDDLEWARE = []
-    for number, name in enumerate(("function", "function-async")):
+class TestTheArgumentOfAURL:
+    @pytest.fixture(autouse=True)
+    def site(self, memory_store: None, settings: Any) -> None:
+        settings.ROOT_URLCONF = __name__
+        rule = {"rate": "2/m", "key": "kwarg:pk", "match": "/settings/"}
+        settings.QUOTA = {"STORE": "memory", "RULES": {"by-pk": rule}}
+
+    @pytest.mark.parametrize("middleware", [[], ["django_quota.middleware.QuotaMiddleware"]], ids=["alone", "site"])
+    @pytest.mark.parametrize("name", ["function", "function-async"])
+    def test_is_what_a_decorator_limits_by(self, kind: str, name: str, middleware: list[str], settings: Any) -> None:
+        settings.MIDDLEWARE = middleware
+
         assert [ask(kind, f"/{name}/{pk}/")[0] for pk in (1, "01", 2, 1)] == [200, 200, 200, 429]
         assert ask(kind, f"/{name}/2/")[1] == "kwarg.pk:2"
+
+    @pytest.mark.parametrize(
+        ("url", "found"), [("1", "1"), ("opt-ab", "ab"), ("fixed", "fixed")], ids=["path", "optional", "fixed"]
+    )
+    def test_is_what_a_rule_of_the_settings_limits_by(self, kind: str, url: str, found: str, settings: Any) -> None:
         settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
-        assert ask(kind, f"/{name}/{number + 3}/")[1] == f"kwarg.pk:{number + 3}"
-    for url, found in (("1", "1"), ("opt-ab", "ab"), ("fixed", "fixed")):
+
         assert ask(kind, f"/settings/{url}/") == (200, f"kwarg.pk:{found}")
-    # without the argument or a view, by IP
-    assert [ask(kind, f"/settings/{url}")[0] for url in ("", "", "404/no-view/")] == [200, 200, 429]
+
+    def test_falls_back_to_the_ip_where_there_is_no_argument_or_view(self, kind: str, settings: Any) -> None:
+        settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
+
+        assert [ask(kind, f"/settings/{url}")[0] for url in ("", "", "404/no-view/")] == [200, 200, 429]
 
 
 def ask(kind: str, url: str) -> tuple[int, str]:
@@ -499,19 +545,32 @@ def saved(of: Any = db) -> str:
 
 @pytest.mark.django_db
 class TestSessions:
-    def test_a_visitor_without_a_session_falls_back_to_the_ip_and_gets_none(self) -> None:
+    @pytest.fixture
+    def no_sessions(self) -> dict[str, Any]:
+        """What is no session of a visitor, by what it is."""
         flushed, over = db.SessionStore(saved()), db.SessionStore()
         flushed.flush()
         over.set_expiry(-1)
         over.save()
-        unknown = [db.SessionStore(key) for key in ("short", UNKNOWN, over.session_key)]
+        keys = {"of a short key": "short", "of an unknown key": UNKNOWN, "over": over.session_key}
+        unknown = {what: db.SessionStore(key) for what, key in keys.items()}
         cookies = signed_cookies.SessionStore(saved(signed_cookies))
-        sessions: list[Any] = [flushed, db.SessionStore(), *unknown, cookies, {}, None]
+        return {"flushed": flushed, "new": db.SessionStore(), **unknown, "cookies": cookies, "a dict": {}, "None": None}
+
+    def test_a_visitor_without_a_session_falls_back_to_the_ip(self, no_sessions: dict[str, Any]) -> None:
+        found = {what: subject_of("session", with_session(each)) for what, each in no_sessions.items()}
+
+        assert {what: name for what, name in found.items() if name != IP} == {}
+        assert subject_of("session", request()) == IP
+
+    def test_a_visitor_without_a_session_gets_none(self, no_sessions: dict[str, Any]) -> None:
         before = Session.objects.count()
-        for session in sessions:
-            assert subject_of("session", with_session(session)) == IP
-            assert session is flushed or not getattr(session, "modified", False)
-        assert (subject_of("session", request()), Session.objects.count()) == (IP, before)
+
+        for session in no_sessions.values():
+            subject_of("session", with_session(session))
+
+        assert [what for what, each in no_sessions.items() if getattr(each, "modified", False)] == ["flushed"]
+        assert Session.objects.count() == before
 
     @pytest.mark.parametrize("find", [subject_of, async_to_sync(asubject_of)], ids=["sync", "async"])
     @pytest.mark.parametrize(("is_known", "subject"), [(True, "session:{}"), (False, IP)], ids=["known", "unknown"])
@@ -522,18 +581,19 @@ class TestSessions:
         assert find("session", with_session(cache.SessionStore(key))) == subject.format(digest(key))
 
     @pytest.mark.usefixtures("memory_store")
-    @pytest.mark.parametrize("order", [[0], [0, 1], [1, 0]])
-    def test_a_site_limits_by_the_session(self, order: list[int], settings: Any) -> None:
+    @pytest.mark.parametrize("order", [[0], [0, 1], [1, 0]], ids=["no middleware", "after it", "before it"])
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    @pytest.mark.parametrize("is_known", [True, False], ids=["a session", "an unknown cookie"])
+    def test_a_site_limits_by_the_session(self, is_known: bool, kind: str, order: list[int], settings: Any) -> None:
         known = ("django.contrib.sessions.middleware.SessionMiddleware", "django_quota.middleware.QuotaMiddleware")
         settings.ROOT_URLCONF = __name__
         settings.MIDDLEWARE = [known[each] for each in order]
         name, key = settings.SESSION_COOKIE_NAME, saved()
+        client: Any = Client() if kind == "sync" else AsyncClient()
+        client.cookies[name] = key if is_known else UNKNOWN
 
-        client, aclient = Client(), AsyncClient()
-        for get in (partial(client.get, "/who/"), async_to_sync(partial(aclient.get, "/who-async/"))):
-            client.cookies[name] = aclient.cookies[name] = key
-            assert get().content.decode() == f"session:{digest(key)}"
-            client.cookies[name] = aclient.cookies[name] = UNKNOWN
-            answer = get()
-            assert (answer.content.decode(), Session.objects.count()) == ("ip:127.0.0.1", 1)
-            assert not answer.cookies.get(name, SimpleNamespace(value="")).value
+        answer = client.get("/who/") if kind == "sync" else async_to_sync(client.get)("/who-async/")
+
+        assert answer.content.decode() == (f"session:{digest(key)}" if is_known else "ip:127.0.0.1")
+        assert Session.objects.count() == 1
+        assert not answer.cookies.get(name, SimpleNamespace(value="")).value

@@ -78,25 +78,48 @@ sets = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), around, min_si
 FOREIGN = ["other:1:{a}:r:x:1", "quota:2:{a}:r:x:1", "quota:1:{a}:z:x", "quota:1:a", "quota"]
 
 
-@inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(st.sampled_from([*KEY_KINDS.keys() - {"leased"}, "bans", *FOREIGN]), sets, max_size=8), around)
-def test_expired_entries_are_removed_and_all_else_stays(
-    raw: redis.Redis, lying: dict[str, dict[str, int]], now: int
-) -> None:
+def put_all(raw: redis.Redis, lying: dict[str, dict[str, int]]) -> dict[str, str]:
+    """Have only these entries, by the kind of their key, every second one with a TTL; return the keys."""
     raw.flushall()
     keys = {kind: kind if kind in FOREIGN else a_key(kind, "x") for kind in lying}
     keys |= {kind: system_key("quota", kind) for kind in lying if kind == "bans"}
     for number, (kind, entries) in enumerate(lying.items()):
         put(raw, keys[kind], entries, ttl=HOUR if number % 2 else None)
+    return keys
+
+
+@inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from([*KEY_KINDS.keys() - {"leased"}, "bans", *FOREIGN]), sets, max_size=8), around)
+def test_exactly_the_expired_entries_are_removed(raw: redis.Redis, lying: dict[str, dict[str, int]], now: int) -> None:
+    keys = put_all(raw, lying)
+
+    report = swept(now)
+
+    goes = {
+        (kind, member)
+        for kind, entries in lying.items()
+        for member, score in entries.items()
+        if score <= now and kind not in FOREIGN and kind in SWEPT
+    }
+    assert {kind: entries_of(raw, keys[kind]) for kind in lying} == {
+        kind: {member: score for member, score in entries.items() if (kind, member) not in goes}
+        for kind, entries in lying.items()
+    }
+    assert (report.removed, report.complete, raw.exists(POSITION)) == (len(goes), True, 0)
+
+
+@inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from([*KEY_KINDS.keys() - {"leased"}, "bans", *FOREIGN]), sets, max_size=8), around)
+def test_a_dry_run_only_counts_what_a_sweep_removes(
+    raw: redis.Redis, lying: dict[str, dict[str, int]], now: int
+) -> None:
+    put_all(raw, lying)
     before = everything(raw)
+
     dry = swept(now, dry_run=True)
+
     assert everything(raw) == before
-    report, removed = swept(now), 0
-    for kind, entries in lying.items():
-        goes = {member for member, score in entries.items() if score <= now and kind not in FOREIGN and kind in SWEPT}
-        assert entries_of(raw, keys[kind]) == {name: score for name, score in entries.items() if name not in goes}
-        removed += len(goes)
-    assert (report.removed, report.complete, raw.exists(POSITION)) == (removed, True, 0)
+    report = swept(now)
     assert (dry.keys, dry.sets, dry.removed) == (report.keys, report.sets, report.removed)
 
 
@@ -123,9 +146,10 @@ def test_a_key_without_a_ttl_is_given_one(
         raw.set(key, "1")
     else:
         put(raw, key, entries, ttl=None)
-    for dry_run in (True, False):
-        assert swept(dry_run=dry_run).repaired == 1
-        assert (client.pttl(key) == -1) is dry_run
+
+    found = [(swept(dry_run=dry_run).repaired, client.pttl(key) == -1) for dry_run in (True, False)]
+
+    assert found == [(1, True), (1, False)]
     assert given_ttl - 60_000 < client.pttl(key) <= given_ttl
 
 
@@ -240,11 +264,13 @@ def test_no_call_does_more_than_a_fixed_amount(raw: redis.Redis) -> None:
     limit, removed = client.config_get("slowlog-log-slower-than"), 300 * 50
     client.config_set("slowlog-log-slower-than", 0, "slowlog-max-len", 100_000)
     client.slowlog_reset()
+
     try:
         assert swept().removed == removed
         calls = [entry["command"].split() for entry in client.slowlog_get(100_000)]
     finally:
         client.config_set("slowlog-log-slower-than", limit["slowlog-log-slower-than"])
+
     scripts = [words for words in calls if words[0] == b"EVALSHA"]
     assert max(int(words[2]) for words in scripts) <= KEYS_PER_CALL
     assert len(scripts) >= removed / ENTRIES_PER_CALL

@@ -71,17 +71,18 @@ class TestDays:
             assert {day: sum(rules["a"]) for day, rules in days_of(USER).items()} == {TODAY: 1}
 
     def test_the_metrics_of_today_are_of_this_day(self, midnight: datetime) -> None:
-        for at, cost in ((midnight - SECOND, 1), (midnight, 1), (midnight + SECOND, 1)):
+        for at in (midnight - SECOND, midnight, midnight + SECOND):
             with freeze(at):
-                check("1/m", USER, cost, name="a")
+                check("1/m", USER, name="a")
                 count_what_waits()
-        for later in (timedelta(seconds=2), timedelta(hours=23)):
+
+        found = {}
+        for later in (timedelta(seconds=2), timedelta(hours=23), timedelta(hours=24)):
             with freeze(midnight + later):
-                assert checks_of_today() == {"a": (0, 2, 0)}
-                assert refused_today() == [(USER, 2)]
-        with freeze(midnight + timedelta(hours=24)):
-            assert checks_of_today() == {}
-            assert refused_today() == []
+                found[later] = (checks_of_today(), refused_today())
+
+        of_today = ({"a": (0, 2, 0)}, [(USER, 2)])
+        assert list(found.values()) == [of_today, of_today, ({}, [])]
 
     def test_a_counter_counts_for_its_day(self, midnight: datetime) -> None:
         clicks = counter("clicks")
@@ -92,24 +93,36 @@ class TestDays:
             assert clicks.series(USER, YESTERDAY, TODAY) == {YESTERDAY: 1, TODAY: 2}
 
 
-def test_a_time_of_a_log_without_a_zone_is_of_the_site(midnight: datetime) -> None:
-    moment = int(midnight.timestamp()) * 1_000_000
-    for text in ("2026-01-15T00:00:00", "15/Jan/2026:00:00:00", "2026-01-15 00:00:00.000"):
-        assert read_time(text) == moment
+@pytest.mark.parametrize("text", ["2026-01-15T00:00:00", "15/Jan/2026:00:00:00", "2026-01-15 00:00:00.000"])
+def test_a_time_of_a_log_without_a_zone_is_of_the_site(text: str, midnight: datetime) -> None:
+    assert read_time(text) == int(midnight.timestamp()) * 1_000_000
 
 
 @pytest.mark.usefixtures("database", "memory_store")
-def test_a_moment_without_a_zone_is_of_django_s_zone_and_not_of_the_visitor(
-    midnight: datetime, settings: Any, named: str
-) -> None:
-    if named == "QUOTA":
-        midnight = NEW_YEAR  # the zone of days is another setting than that of moments
-    settings.USE_TZ, moment = False, datetime(2026, 1, 15)  # noqa: DTZ001
-    rule = Rule.make("daily", "5/d")
-    with freeze(midnight - timedelta(hours=1)):
-        assert raise_limit(rule, "org:7", 5, moment) == midnight
-        QuotaOverride.objects.create(subject="org:8", rule="*", mode="blocked", expires=moment)
-    for at, limit, allowed in ((midnight - SECOND, 10, False), (midnight, 5, True)):
-        with freeze(at):
-            assert peek(rule, "org:7").limit == limit
-            assert check(rule, "org:8").allowed == allowed
+class TestAMomentWithoutAZone:
+    MOMENT = datetime(2026, 1, 15)  # noqa: DTZ001
+    DAILY = Rule.make("daily", "5/d")
+
+    @pytest.fixture
+    def of_django(self, midnight: datetime, named: str, settings: Any) -> datetime:
+        """The moment, by the time zone of Django: that of days is another setting than that of moments."""
+        settings.USE_TZ = False
+        return NEW_YEAR if named == "QUOTA" else midnight
+
+    def test_ends_a_raised_limit_by_the_zone_of_django(self, of_django: datetime) -> None:
+        with freeze(of_django - timedelta(hours=1)):
+            assert raise_limit(self.DAILY, "org:7", 5, self.MOMENT) == of_django
+
+        with freeze(of_django - SECOND):
+            assert peek(self.DAILY, "org:7").limit == 10
+        with freeze(of_django):
+            assert peek(self.DAILY, "org:7").limit == 5
+
+    def test_ends_an_override_by_the_zone_of_django(self, of_django: datetime) -> None:
+        with freeze(of_django - timedelta(hours=1)):
+            QuotaOverride.objects.create(subject="org:8", rule="*", mode="blocked", expires=self.MOMENT)
+
+        with freeze(of_django - SECOND):
+            assert not check(self.DAILY, "org:8")
+        with freeze(of_django):
+            assert check(self.DAILY, "org:8")

@@ -54,13 +54,20 @@ def test_raising_adds_to_what_any_override_gives(subject: str, rule: str, before
 
 
 @pytest.mark.usefixtures("memory_store", "database", "frozen")
-def test_a_raised_factor_holds_for_each_tier_and_again_when_raised_twice() -> None:
+@pytest.mark.parametrize(
+    ("times", "limits"),
+    [(1, {"free": [10, 750], "pro": [18, 2_550]}), (2, {"free": [10, 800], "pro": [18, 2_600]})],
+    ids=["once", "twice"],
+)
+def test_a_raised_factor_holds_for_each_tier(times: int, limits: dict[str, list[int]]) -> None:
     plans = Rule.make("plans", {"free": "5/h; 100/d", "pro": "9/h; 1000/d"}, tier=lambda request: "free")
     QuotaOverride.objects.create(subject=ORG, rule="plans", rate="x2+500")
-    for _ in range(2):
+
+    for _ in range(times):
         raise_limit(plans, ORG, 50)
-    limits = {tier: [each.limit for each in peek(plans, ORG, tier=tier).outcomes] for tier in ("free", "pro")}
-    assert limits == {"free": [10, 800], "pro": [18, 2_600]}
+
+    found = {tier: [each.limit for each in peek(plans, ORG, tier=tier).outcomes] for tier in ("free", "pro")}
+    assert found == limits
 
 
 @pytest.mark.usefixtures("memory_store", "database", "frozen")
@@ -127,10 +134,14 @@ def lost(*_: Any) -> None:
 @pytest.mark.parametrize("hours", [1, 24])
 def test_the_last_tier_is_that_of_the_last_check(order: list[str], hours: int) -> None:
     plans = Rule.make("plans", {"free": "5/m", "pro": "9/m", "team": "20/m"}, tier=lambda request: "free")
+    found = []
+
     for number, tier in enumerate(order):
         with freeze(NOW + number * timedelta(hours=hours)):
             check(plans, "user:1", tier=tier)
-            assert last_tiers([plans], "user:1") == {"plans": tier}
+            found.append(last_tiers([plans], "user:1"))
+
+    assert found == [{"plans": tier} for tier in order]
 
 
 @pytest.mark.usefixtures("either_store", "frozen")
@@ -158,8 +169,10 @@ def refused_page(others: dict[str, Any]) -> str:
 
 
 @pytest.mark.usefixtures("memory_store", "frozen")
-@pytest.mark.parametrize("others", [{"shadow": True}, {"shadow": True, "count_refused": True}])
-def test_the_page_shows_the_limits_that_refuse_and_no_shadow(others: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "others", [{"shadow": True}, {"shadow": True, "count_refused": True}], ids=["shadow", "shadow that counts"]
+)
+def test_the_page_shows_only_limits_that_refuse(others: dict[str, Any]) -> None:
     shown = refused_page(others)
     assert "1 per hour" in shown
     assert "per day" not in shown
@@ -176,11 +189,12 @@ def test_the_page_shows_the_limits_that_refuse_and_no_shadow(others: dict[str, A
         ("user:1", False, False), ("ip:192.0.2.1", None, False), ("ip:192.0.2.1+user:1", True, True),
     ],
 )  # fmt: skip
-def test_days_are_counted_for_users_and_for_other_subjects_where_daily_says_so(
+def test_days_are_counted_for_users_unless_daily_says_otherwise(
     subject: str, daily: bool | None, counted: bool
 ) -> None:
     for _ in range(2):
         check("1/m", subject, name="api", daily=daily)
+
     assert days_of(subject) == ({NOW.date(): {"api": (1, 1)}} if counted else {})
 
 

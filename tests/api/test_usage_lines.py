@@ -74,7 +74,7 @@ OF_OCTOBER = [
         ),
     ],
 )
-def test_there_is_a_line_for_each_subject_and_rule_in_a_period(arguments: dict[str, Any], expected: Any) -> None:
+def test_each_rule_of_a_subject_has_a_line_in_a_period(arguments: dict[str, Any], expected: Any) -> None:
     assert shown(usage_lines(OCTOBER, NOVEMBER, **arguments)) == expected
 
 
