@@ -116,13 +116,14 @@ def test_a_server_by_its_port(form: str, port: int, server: Any, settings: Any) 
 at_the_socket = Credentials(None)
 
 
-def test_a_server_by_its_socket(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
+@pytest.mark.parametrize("form", ["url", "function"])
+def test_a_server_by_its_socket(form: str, redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
     at_the_socket.named = {"unix_socket_path": redis_server.url.removeprefix("unix://"), **SLOW}
-    for named in (f"{redis_server.url}?{QUERY}", "tests.stores.test_any_redis.at_the_socket"):
-        raw.flushall()
-        settings.QUOTA = {"REDIS": named}
-        assert remaining_both_ways() == [4, 3]
-        assert raw.dbsize()
+    named = f"{redis_server.url}?{QUERY}" if form == "url" else "tests.stores.test_any_redis.at_the_socket"
+    settings.QUOTA = {"REDIS": named}
+
+    assert remaining_both_ways() == [4, 3]
+    assert raw.dbsize()
 
 
 def test_time_outs_are_short_unless_they_are_given(settings: Any) -> None:
@@ -139,6 +140,7 @@ def test_a_function_is_asked_for_the_password_of_each_new_connection(port: int, 
     of_site = Credentials(options_of(port))
     settings.QUOTA = {"REDIS": of_site}
     assert remaining_both_ways() == [4, 3]
+
     server.config_set("requirepass", "another")
     of_site.named = f"redis://:another@127.0.0.1:{port}/3"
     replace_store()
@@ -146,18 +148,30 @@ def test_a_function_is_asked_for_the_password_of_each_new_connection(port: int, 
     asked = of_site.asked
     assert remaining_both_ways() == [2, 1]
     assert of_site.asked == asked + 2
+
     assert remaining_both_ways()[0] == 0
     assert of_site.asked == asked + 3  # only the loop of the second call is new
-    replace_store()
-    redis_store()
-    of_site.named = ValueError(PASSWORD)  # from now on it fails: an outage
-    for call in RAISING_CALLS:
+
+
+class TestAFunctionThatFails:
+    @pytest.fixture(autouse=True)
+    def of_site(self, port: int, server: Any, settings: Any) -> None:
+        settings.QUOTA = {"REDIS": (of_site := Credentials(options_of(port)))}
+        redis_store()
+        of_site.named = ValueError(PASSWORD)  # from now on it fails
+
+    @pytest.mark.parametrize("call", RAISING_CALLS, ids=["sync", "async"])
+    def test_is_an_outage_that_names_it_without_its_secrets(self, call: Callable[[], object]) -> None:
         with pytest.raises(StoreUnavailable, match="Credentials, raised ValueError") as caught:
             call()
         assert "5ENTINEL" not in str(caught.value)
-    assert check("5/m", "user:1").degraded
-    with pytest.raises(CommandError, match=r'It is the Redis of QUOTA\["REDIS"\]'):
-        call_command("quota_sweep")
+
+    def test_leaves_the_decision_to_on_unavailable(self) -> None:
+        assert check("5/m", "user:1").degraded
+
+    def test_is_named_by_a_command(self) -> None:
+        with pytest.raises(CommandError, match=r'It is the Redis of QUOTA\["REDIS"\]'):
+            call_command("quota_sweep")
 
 
 @pytest.mark.parametrize("form", ["url", "options"])
@@ -178,84 +192,109 @@ def test_a_cluster(form: str, cluster: Cluster, settings: Any) -> None:
     options = {"startup_nodes": [("127.0.0.1", server.port) for server in cluster.servers], **SLOW}
     settings.QUOTA = {"REDIS": url if form == "url" else Credentials(options)}
     assert findings(settings.QUOTA)[0].id == "django_quota.W012"
+
     for number in range(6):
         check("5/m", f"user:{number}")
+
     assert remaining_both_ways() == [3, 2]
     assert len({cluster.owner(key).port for key in iter(cluster.keys()) if "{user:" in key}) > 1
     assert sorted(redis_store().servers()) == sorted(hosts)
     call_command("quota_sweep", stdout=StringIO())
-    settings.QUOTA = {"REDIS": cluster.location[0]}  # one of its servers: the error names the form for a cluster
+
+
+def test_the_error_at_one_server_of_a_cluster_names_the_form_for_a_cluster(cluster: Cluster, settings: Any) -> None:
+    settings.QUOTA = {"REDIS": cluster.location[0]}
     elsewhere = next(f"user:{n}" for n in range(100) if cluster.owner(f"{{user:{n}}}") is not cluster.servers[0])
+
     with pytest.raises(ConfigurationError, match=r"redis\+cluster://"):
         check("5/m", elsewhere)
 
 
-def test_the_redis_of_djangos_own_cache(redis_server: RedisServer, raw: Any, settings: Any) -> None:
-    alias = {"BACKEND": DJANGO, "LOCATION": redis_server.url, "OPTIONS": {"db": 5, **SLOW}}
-    settings.CACHES = {"default": alias}
-    caches["default"].set("a", 1)
-    location = f"{redis_server.url};redis://127.0.0.1:1,redis://127.0.0.1:1"  # limits write to the first
-    options = {"pool_class": "redis.BlockingConnectionPool", "max_connections": 2, "timeout": 9, "db": 5, **SLOW}
-    settings.CACHES = {"default": {**alias, "LOCATION": location, "OPTIONS": options}}
-    pool = redis_store().server.pool
-    assert (pool._max_connections, pool._patience) == (2, 9)
-    assert remaining_both_ways() == [4, 3]
-    assert raw.info("keyspace")["db5"]["keys"] > 1
-    with redis_store().commands() as client:
-        assert client.dbsize() > 1
-    (found,) = findings({}, {"default": {**alias, "OPTIONS": {"socket_timeout": 0.2, "socket_connect_timeout": 5}}})
-    assert found.id == "django_quota.W012"
-    assert "socket_connect_timeout of CACHES" in found.msg
+class TestTheRedisOfDjangosOwnCache:
+    @pytest.fixture
+    def alias(self, redis_server: RedisServer, raw: Any) -> dict[str, Any]:
+        return {"BACKEND": DJANGO, "LOCATION": redis_server.url, "OPTIONS": {"db": 5, **SLOW}}
+
+    def test_keeps_the_limits_beside_the_cache(self, alias: dict[str, Any], raw: Any, settings: Any) -> None:
+        settings.CACHES = {"default": alias}
+        caches["default"].set("a", 1)
+        location = f"{alias['LOCATION']};redis://127.0.0.1:1,redis://127.0.0.1:1"  # limits write to the first
+        settings.CACHES = {"default": {**alias, "LOCATION": location}}
+
+        assert remaining_both_ways() == [4, 3]
+        assert raw.info("keyspace")["db5"]["keys"] > 1
+        with redis_store().commands() as client:
+            assert client.dbsize() > 1
+
+    def test_gives_its_pool_to_the_limits(self, alias: dict[str, Any], settings: Any) -> None:
+        options = {"pool_class": "redis.BlockingConnectionPool", "max_connections": 2, "timeout": 9, "db": 5, **SLOW}
+        settings.CACHES = {"default": {**alias, "OPTIONS": options}}
+
+        pool = redis_store().server.pool
+
+        assert (pool._max_connections, pool._patience) == (2, 9)
+        assert remaining_both_ways() == [4, 3]
+
+    def test_is_checked_for_long_time_outs(self, alias: dict[str, Any]) -> None:
+        options = {"socket_timeout": 0.2, "socket_connect_timeout": 5}
+
+        (found,) = findings({}, {"default": {**alias, "OPTIONS": options}})
+
+        assert found.id == "django_quota.W012"
+        assert "socket_connect_timeout of CACHES" in found.msg
 
 
 async def _async() -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    ("named", "code", "words", "hint"),
-    [
-        (b"redis://:5ENTINEL@h", "E002", 'QUOTA["REDIS"] is bytes.', "Use a URL"),
-        (_async, "E002", 'QUOTA["REDIS"] is an async function.', "a sync function"),
-        ("nowhere.redis", "E002", "cannot be imported", "the path of a function"),
-        ("5ENTINEL@h:6379", "E030", 'QUOTA["REDIS"] has no scheme', "redis://127.0.0.1:6379/0"),
-        (f"redis://:{PASSWORD}@h", "E030", 'QUOTA["REDIS"] begins with "redis://", and cannot be read', "%2F"),
-        ("redis+cluster://:5ENTINEL@h/1", "E030", 'begins with "redis+cluster://"', "redis+cluster://10.0.0.1"),
-        ({"password": "5ENTINEL"}, "E030", "does not name one of host", '"host": "10.0.0.1"'),
-        ({"startup_nodes": [("h", 1)], "db": 2}, "E030", "names another database than 0", "Remove db."),
-        (Credentials(None), "E030", "neither a URL nor a dict", "redis://127.0.0.1:6379/0"),
-        (Credentials({"host": "h", "port": "x", "password": PASSWORD}), "E014", "'x'", "Use redis-py's options"),
-        (Credentials(ValueError(PASSWORD)), "W033", "any_redis.Credentials, raised ValueError.", "manage.py shell"),
-        ({"sentinels": [("h", 1)]}, "E014", "'service_name'", '"mymaster"'),
-        ({"startup_nodes": 5}, "E014", "iterable", '("10.0.0.1", 6379)'),
-        ({"host": "h", "pasword": "5ENTINEL"}, "E014", "'pasword'", "Use redis-py's options"),
-        ({"host": "h", "socket_timeout": 9}, "W012", 'socket_timeout of QUOTA["REDIS"] is 9', "0.25"),
-        (
-            {"sentinels": [("h", 1)], "service_name": "m", "sentinel_kwargs": {"socket_timeout": 0}},
-            "E013", 'socket_timeout of the sentinels of QUOTA["REDIS"] is 0', "a number of seconds",
-        ),
-    ],
-)  # fmt: skip
-def test_a_wrong_value_is_named_without_its_secrets(
-    named: Any, code: str, words: str, hint: str, settings: Any, caplog: Any
-) -> None:
-    (found,) = findings({"REDIS": named})
-    assert found.id == f"django_quota.{code}"
-    assert words in found.msg
-    assert hint in str(found.hint)
-    assert "5ENT" not in f"{found.msg} {found.hint} {found!r}"
-    if code != "W012":
+WRONG_VALUES: list[tuple[Any, str, str, str]] = [
+    (b"redis://:5ENTINEL@h", "E002", 'QUOTA["REDIS"] is bytes.', "Use a URL"),
+    (_async, "E002", 'QUOTA["REDIS"] is an async function.', "a sync function"),
+    ("nowhere.redis", "E002", "cannot be imported", "the path of a function"),
+    ("5ENTINEL@h:6379", "E030", 'QUOTA["REDIS"] has no scheme', "redis://127.0.0.1:6379/0"),
+    (f"redis://:{PASSWORD}@h", "E030", 'QUOTA["REDIS"] begins with "redis://", and cannot be read', "%2F"),
+    ("redis+cluster://:5ENTINEL@h/1", "E030", 'begins with "redis+cluster://"', "redis+cluster://10.0.0.1"),
+    ({"password": "5ENTINEL"}, "E030", "does not name one of host", '"host": "10.0.0.1"'),
+    ({"startup_nodes": [("h", 1)], "db": 2}, "E030", "names another database than 0", "Remove db."),
+    (Credentials(None), "E030", "neither a URL nor a dict", "redis://127.0.0.1:6379/0"),
+    (Credentials({"host": "h", "port": "x", "password": PASSWORD}), "E014", "'x'", "Use redis-py's options"),
+    (Credentials(ValueError(PASSWORD)), "W033", "any_redis.Credentials, raised ValueError.", "manage.py shell"),
+    ({"sentinels": [("h", 1)]}, "E014", "'service_name'", '"mymaster"'),
+    ({"startup_nodes": 5}, "E014", "iterable", '("10.0.0.1", 6379)'),
+    ({"host": "h", "pasword": "5ENTINEL"}, "E014", "'pasword'", "Use redis-py's options"),
+    ({"host": "h", "socket_timeout": 9}, "W012", 'socket_timeout of QUOTA["REDIS"] is 9', "0.25"),
+    (
+        {"sentinels": [("h", 1)], "service_name": "m", "sentinel_kwargs": {"socket_timeout": 0}},
+        "E013", 'socket_timeout of the sentinels of QUOTA["REDIS"] is 0', "a number of seconds",
+    ),
+]  # fmt: skip
+
+
+class TestAWrongValue:
+    @pytest.mark.parametrize(("named", "code", "words", "hint"), WRONG_VALUES)
+    def test_is_named_by_a_check(self, named: Any, code: str, words: str, hint: str, caplog: Any) -> None:
+        (found,) = findings({"REDIS": named})
+
+        assert found.id == f"django_quota.{code}"
+        assert words in found.msg
+        assert hint in str(found.hint)
+        assert "5ENT" not in f"{found.msg} {found.hint} {found!r} {caplog.text}"
+
+    @pytest.mark.parametrize("call", RAISING_CALLS, ids=["sync", "async"])
+    @pytest.mark.parametrize("named", [named for named, code, *_ in WRONG_VALUES if code != "W012"])  # a warning
+    def test_is_named_by_an_error(self, call: Callable[[], object], named: Any, settings: Any, caplog: Any) -> None:
+        (found,) = findings({"REDIS": named})
         settings.QUOTA = {"REDIS": named}
-        for call in RAISING_CALLS:
-            with pytest.raises(ConfigurationError) as caught:
-                call()
-            assert (caught.value.problem, caught.value.hint) == (found.msg, found.hint)
-            (_, *frames) = traceback.walk_tb(caught.value.__traceback__)  # the first is that of this test
-            ours = [frame.f_locals for frame, _ in frames if "django_quota" in frame.f_code.co_filename]
-            assert ours
-            assert "5ENT" not in repr(ours)
-            assert "5ENT" not in repr(caught.value.__cause__)
-    assert "5ENT" not in caplog.text
+
+        with pytest.raises(ConfigurationError) as caught:
+            call()
+
+        assert (caught.value.problem, caught.value.hint) == (found.msg, found.hint)
+        (_, *frames) = traceback.walk_tb(caught.value.__traceback__)  # the first is that of this test
+        ours = [frame.f_locals for frame, _ in frames if "django_quota" in frame.f_code.co_filename]
+        assert ours
+        assert "5ENT" not in f"{ours!r} {caught.value.__cause__!r} {caplog.text}"
 
 
 _SCRIPT = """
@@ -365,6 +404,8 @@ HOSTS = ("h", "h:1", "a:1,b", "[::1]:7000", "", ":", "h:99999999")
 def test_no_check_raises_or_shows_a_password(scheme: str, sign: str, hosts: str, path: str) -> None:
     url = f"{scheme}://:{SENTINEL}{sign}{SENTINEL}@{hosts}{path}"
     alias = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}
-    for found in findings({"REDIS": url}) + findings({}, {"default": alias}):
-        assert str(found.id).startswith("django_quota.")
-        assert SENTINEL not in f"{found.msg} {found.hint}"
+
+    found = findings({"REDIS": url}) + findings({}, {"default": alias})
+
+    assert [each for each in found if not str(each.id).startswith("django_quota.")] == []
+    assert [each for each in found if SENTINEL in f"{each.msg} {each.hint}"] == []

@@ -67,27 +67,35 @@ def test_thousands_of_tasks_at_once_are_decided_by_redis_over_one_connection(raw
     assert opened() == before + 1
 
 
-def test_a_write_has_so_many_commands_at_most_and_the_tasks_of_a_turn_share_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    written: list[int] = []
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """Make so many calls at once; returns how many commands each write had."""
+    sizes: list[int] = []
     send = Line.send
 
     def noted(line: Line, commands: list[bytes], late: float) -> None:
-        written.append(len(commands))
+        sizes.append(len(commands))
         assert len(line.under_way) <= MOST_UNDER_WAY
         send(line, commands, late)
 
-    async def ask() -> None:
+    async def ask(calls: int) -> list[int]:
         await acheck("999/m", "user:1")
         monkeypatch.setattr(Line, "send", noted)
-        await asyncio.gather(*(acheck("999/m", "user:1") for _ in range(10)))
-        assert written == [10]
-        await asyncio.gather(*(acheck("999/m", "user:1") for _ in range(200)))
-        assert sum(written) == 210
+        await asyncio.gather(*(acheck("999/m", "user:1") for _ in range(calls)))
+        return sizes
 
-    asyncio.run(ask())
-    assert max(written) == MOST_UNDER_WAY
+    return lambda calls: asyncio.run(ask(calls))
+
+
+def test_the_tasks_of_a_turn_share_a_write(written: Callable[[int], list[int]]) -> None:
+    assert written(10) == [10]
+
+
+def test_a_write_has_so_many_commands_at_most(written: Callable[[int], list[int]]) -> None:
+    sizes = written(200)
+
+    assert sum(sizes) == 200
+    assert max(sizes) == MOST_UNDER_WAY
 
 
 def test_loops_in_two_threads_have_a_wire_each() -> None:
@@ -178,7 +186,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("parser")
 @pytest.mark.parametrize("count", [5_000, thorough("scale", 100_000)])
-def test_every_reply_belongs_to_its_call_and_a_cancelled_one_counts_once(count: int) -> None:
+def test_every_reply_belongs_to_its_call_though_others_are_cancelled(count: int) -> None:
     assert wrong_of(count, Random(count)) == []
 
 
@@ -310,17 +318,25 @@ def silent(settings: Any) -> Iterator[list[int]]:
         yield met
 
 
-def test_a_lost_wire_is_one_failure_and_each_call_follows_its_on_unavailable(silent: list[int]) -> None:
-    async def ask() -> list[tuple[bool, bool]]:
-        calls: list[Any] = []
-        for number in range(20):
-            calls += [acheck("9/m", f"user:{number}", on_unavailable=how) for how in ("allow", "deny", "local")]
-        return [(decision.allowed, decision.degraded) for decision in await asyncio.gather(*calls)]
+class TestALostWire:
+    def decided(self) -> list[tuple[bool, bool]]:
+        async def ask() -> list[tuple[bool, bool]]:
+            calls: list[Any] = []
+            for number in range(20):
+                calls += [acheck("9/m", f"user:{number}", on_unavailable=how) for how in ("allow", "deny", "local")]
+            return [(decision.allowed, decision.degraded) for decision in await asyncio.gather(*calls)]
 
-    assert asyncio.run(ask()) == [(True, True), (False, True), (True, True)] * 20
-    breaker = redis_store().server.breaker
-    assert (breaker._failed, breaker.is_open) == (1, False)
-    assert len(silent) == 1
+        return asyncio.run(ask())
+
+    def test_leaves_each_call_to_its_on_unavailable(self, silent: list[int]) -> None:
+        assert self.decided() == [(True, True), (False, True), (True, True)] * 20
+
+    def test_is_one_failure(self, silent: list[int]) -> None:
+        self.decided()
+
+        breaker = redis_store().server.breaker
+        assert (breaker._failed, breaker.is_open) == (1, False)
+        assert len(silent) == 1
 
 
 def test_a_connection_asks_nothing_that_python_3_14_warns_of(
@@ -394,11 +410,10 @@ def test_a_connection_on_which_a_server_says_more_than_it_was_asked_is_closed(se
 
 
 def test_the_breaker_opens_after_a_few_lost_wires(silent: list[int]) -> None:
-    async def ask() -> None:
-        for _ in range(FAILURES + 2):
-            assert (await acheck("9/m", "user:1")).degraded
+    async def ask() -> list[bool]:
+        return [(await acheck("9/m", "user:1")).degraded for _ in range(FAILURES + 2)]
 
-    asyncio.run(ask())
+    assert asyncio.run(ask()) == [True] * (FAILURES + 2)
     assert redis_store().server.breaker.is_open
     assert len(silent) == FAILURES
 
@@ -415,7 +430,7 @@ def test_calls_that_wait_for_their_turn_stop_when_the_breaker_opens(silent: list
     assert len(silent) == 1
 
 
-def test_a_cut_wire_costs_what_was_sent_and_what_waits_goes_over_the_next(raw: redis.Redis) -> None:
+def test_a_cut_wire_costs_only_what_was_sent(raw: redis.Redis) -> None:
     calls = 5 * MOST_UNDER_WAY
 
     async def ask() -> list[Any]:
@@ -428,6 +443,7 @@ def test_a_cut_wire_costs_what_was_sent_and_what_waits_goes_over_the_next(raw: r
         return await asking
 
     decisions = asyncio.run(ask())
+
     assert sum(decision.degraded for decision in decisions) == MOST_UNDER_WAY
     remaining = [decision.remaining for decision in decisions if not decision.degraded]
     assert sorted(remaining, reverse=True) == list(range(calls - 1, MOST_UNDER_WAY - 1, -1))
@@ -447,24 +463,31 @@ def test_what_is_late_is_looked_for_several_times_before_it_is(
     assert asyncio.run(tick()) == pytest.approx(seconds)
 
 
-def test_more_calls_than_may_wait_are_refused_and_that_is_not_an_outage(
-    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_wire, "MOST_WAITING", 100)
+class TestMoreCallsThanMayWait:
+    def decided(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        monkeypatch.setattr(async_wire, "MOST_WAITING", 100)
 
-    async def ask() -> list[Any]:
-        await acheck("999/h", "user:2")
-        raw.client_pause(60_000, all=False)
-        asking = asyncio.gather(*(acheck("999/h", f"user:{n}", on_unavailable="deny") for n in range(1_000)))
-        await asyncio.to_thread(wait_until, lambda: raw.info("clients")["blocked_clients"])
-        raw.client_unpause()
-        return await asking
+        async def ask() -> list[Any]:
+            await acheck("999/h", "user:2")
+            raw.client_pause(60_000, all=False)
+            asking = asyncio.gather(*(acheck("999/h", f"user:{n}", on_unavailable="deny") for n in range(1_000)))
+            await asyncio.to_thread(wait_until, lambda: raw.info("clients")["blocked_clients"])
+            raw.client_unpause()
+            return await asking
 
-    with heard() as reported:
-        decisions = asyncio.run(ask())
-    assert sum(not decision.degraded for decision in decisions) == 100
-    assert sum(decision.allowed for decision in decisions) == 100
-    assert (reported, redis_store().server.breaker.has_failed) == ([], False)
+        return asyncio.run(ask())
+
+    def test_are_refused(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        decisions = self.decided(raw, monkeypatch)
+
+        assert sum(not decision.degraded for decision in decisions) == 100
+        assert sum(decision.allowed for decision in decisions) == 100
+
+    def test_are_not_an_outage(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        with heard() as reported:
+            self.decided(raw, monkeypatch)
+
+        assert (reported, redis_store().server.breaker.has_failed) == ([], False)
 
 
 def test_a_server_that_has_become_a_replica_is_left(raw: redis.Redis) -> None:
@@ -603,9 +626,11 @@ def read_in_parts(make: Callable[[Any], Any], data: bytes, at: int) -> list[Any]
 def test_replies_are_read_in_python_as_by_hiredis() -> None:
     data = b"".join(REPLIES)
     whole = read_in_parts(reading.reply_reader, data, 0)
+
+    found = {at: read_in_parts(reading.PlainReader, data, at) for at in range(len(data))}
+
     assert len(whole) == len(REPLIES)
-    for at in range(len(data)):
-        assert read_in_parts(reading.PlainReader, data, at) == whole
+    assert {at: replies for at, replies in found.items() if replies != whole} == {}
 
 
 @pytest.mark.usefixtures("parser")

@@ -47,11 +47,14 @@ def test_one_of_many_threads_probes(opened: Breaker, clock: Clock) -> None:
         barrier.wait()
         return opened.acquire()
 
+    rounds = []
     with ThreadPoolExecutor(16) as threads:
         for _ in range(20):
             clock.now += 1
-            assert sorted(threads.map(acquire, range(16)), key=str) == [None] * 15 + [True]
+            rounds.append(sorted(threads.map(acquire, range(16)), key=str))
             opened.failed()
+
+    assert [acquired for acquired in rounds if acquired != [None] * 15 + [True]] == []
 
 
 @forks
@@ -189,16 +192,20 @@ local redis = { error_reply = real.error_reply, pcall = function() return %s end
 @pytest.mark.parametrize(
     ("info", "named"),
     [("'redis_version:6.2.14\\r\\n'", "Redis 6.2.14"), ("{ err = 'NOPERM' }", "Redis older than 7.0")],
+    ids=["a known version", "an unknown version"],
+)
+@pytest.mark.parametrize(
+    "ask", [lambda: check("1/m", "a:1"), lambda: asyncio.run(acheck("1/m", "a:1"))], ids=["sync", "async"]
 )
 def test_a_server_that_is_too_old_is_a_configuration_error_with_its_version(
-    info: str, named: str, redis_cache: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ask: Callable[[], object], info: str, named: str, redis_cache: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Decide, "script", Script.of(OLD_REDIS % info + Decide.script.text))
-    asks: list[Callable[[], object]] = [lambda: check("1/m", "a:1"), lambda: asyncio.run(acheck("1/m", "a:1"))]
-    for ask in asks:
-        with pytest.raises(ConfigurationError, match=f"is {named}.*needs Redis 7.0 or Valkey 7.2") as raised:
-            ask()
-        assert raised.value.hint
+
+    with pytest.raises(ConfigurationError, match=f"is {named}.*needs Redis 7.0 or Valkey 7.2") as raised:
+        ask()
+
+    assert raised.value.hint
 
 
 # --- plain commands: those of the admin and the management commands ---------------------------------------------------
@@ -285,7 +292,7 @@ def test_an_answer_closes_the_breaker_of_the_server(call: Callable[[], Any]) -> 
     assert not breaker.has_failed
 
 
-def test_plain_commands_probe_a_server_that_is_gone_and_nobody_else_waits(settings: Any) -> None:
+def test_plain_commands_probe_a_server_that_is_gone_once(settings: Any) -> None:
     settings.CACHES = caches(RedisServer("redis://127.0.0.1:1/0", 0, Path()))
     due_breaker()
     for words in ("refused", "several times in a row"):

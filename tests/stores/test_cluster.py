@@ -12,7 +12,7 @@ from functools import partial
 from io import StringIO
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -163,19 +163,31 @@ def test_a_server_that_is_gone_leaves_nothing_taken_on_the_others(own: Cluster) 
     assert peek(asked[0][0], one).remaining == 4
 
 
-def test_events_are_written_by_the_caller(cluster: Cluster) -> None:
-    ban = {"after": "2/m", "for": "1h"}
-    for subject in SUBJECTS[:8]:
-        for _ in range(5):
-            check("1/m", subject, ban=ban)
-    events = json_of("quota_events", last=100)
-    for subject in SUBJECTS[:8]:
-        assert [event["kind"] for event in events if event["subject"] == subject] == ["refused", "banned"]
-    assert {(event["level"], event["capacity"]) for event in events if event["kind"] == "banned"} == {(1, 1)}
-    index = cluster.owner("{!}").client
-    assert index.zcard("quota:1:{!}:bans") == 8
-    assert reset("1/m", SUBJECTS[0], ban=ban)
-    assert index.zcard("quota:1:{!}:bans") == 7
+class TestTheSystemsKeys:
+    BAN: ClassVar[dict[str, Any]] = {"after": "2/m", "for": "1h"}
+
+    @pytest.fixture
+    def banned(self, cluster: Cluster) -> tuple[str, ...]:
+        """Subjects of all servers that were banned."""
+        for subject in SUBJECTS[:8]:
+            for _ in range(5):
+                check("1/m", subject, ban=self.BAN)
+        return tuple(SUBJECTS[:8])
+
+    def test_events_are_written_by_the_caller(self, banned: tuple[str, ...]) -> None:
+        events = json_of("quota_events", last=100)
+
+        kinds = {subject: [event["kind"] for event in events if event["subject"] == subject] for subject in banned}
+        assert kinds == {subject: ["refused", "banned"] for subject in banned}
+        assert {(event["level"], event["capacity"]) for event in events if event["kind"] == "banned"} == {(1, 1)}
+
+    def test_a_reset_takes_a_ban_off_the_list(self, banned: tuple[str, ...], cluster: Cluster) -> None:
+        index = cluster.owner("{!}").client
+        assert index.zcard("quota:1:{!}:bans") == 8
+
+        assert reset("1/m", SUBJECTS[0], ban=self.BAN)
+
+        assert index.zcard("quota:1:{!}:bans") == 7
 
 
 def test_an_event_that_cannot_be_written_leaves_the_decision(
@@ -194,46 +206,83 @@ def test_an_event_that_cannot_be_written_leaves_the_decision(
     assert "could not be written" in caplog.text
 
 
-def test_servers_are_reached_where_the_alias_maps_them_and_scripts_are_sent_again(
-    cluster: Cluster, settings: Any
-) -> None:
-    given = cluster_caches(cluster)
-    given["default"]["OPTIONS"]["REDIS_CLIENT_KWARGS"] = {"address_remap": lambda at: ("127.1", at[1])}
-    settings.CACHES = given
-    assert all(check("2/m", subject) for subject in SUBJECTS)
-    for server in cluster.servers:
-        server.client.script_flush()
-    assert not any(check("3/m", subject).degraded for subject in SUBJECTS)
-    assert sorted(current_store().servers()) == sorted(f"127.1:{server.port}" for server in cluster.servers)
+class TestAnAliasThatMapsAddresses:
+    @pytest.fixture(autouse=True)
+    def alias(self, cluster: Cluster, settings: Any) -> None:
+        given = cluster_caches(cluster)
+        given["default"]["OPTIONS"]["REDIS_CLIENT_KWARGS"] = {"address_remap": lambda at: ("127.1", at[1])}
+        settings.CACHES = given
+
+    def test_servers_are_reached_where_it_maps_them(self, cluster: Cluster) -> None:
+        assert all(check("2/m", subject) for subject in SUBJECTS)
+        assert sorted(current_store().servers()) == sorted(f"127.1:{server.port}" for server in cluster.servers)
+
+    def test_scripts_are_sent_again_to_each_server(self, cluster: Cluster) -> None:
+        assert all(check("2/m", subject) for subject in SUBJECTS)
+        for server in cluster.servers:
+            server.client.script_flush()
+
+        assert not any(check("3/m", subject).degraded for subject in SUBJECTS)
 
 
-def test_whatever_else_counts_finds_its_server(
-    cluster: Cluster, database: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with freeze(START):
+class TestOfEachServer:
+    """What is no check of a limit finds its server, too."""
+
+    @pytest.fixture
+    def asked(self, cluster: Cluster) -> None:
         for subject in SUBJECTS:
-            check("9/m", subject, name="old", daily=False)
-    for number, subject in enumerate(SUBJECTS):
-        counter("views").incr(subject, number)
-        check("3/m", subject, 2, daily=True)
-        assert refund("3/m", subject).remaining == 2
-        with reserve("3/m", subject, 2) as reservation:
-            reservation.settle(1)
-        assert peek("3/m", subject).remaining == 1
-    assert [counter("views").get(subject) for subject in SUBJECTS] == list(range(len(SUBJECTS)))
-    (report,) = json_of("quota_sweep")
-    assert (report["removed"], report["complete"]) == (len(SUBJECTS), True)
-    for _ in range(2):
-        call_command("quota_rollup", stdout=StringIO())
+            check("3/m", subject, 2, daily=True)
+
+    def test_counters(self, cluster: Cluster) -> None:
+        for number, subject in enumerate(SUBJECTS):
+            counter("views").incr(subject, number)
+
+        assert [counter("views").get(subject) for subject in SUBJECTS] == list(range(len(SUBJECTS)))
+
+    @pytest.mark.usefixtures("asked")
+    def test_refunds(self) -> None:
+        assert [refund("3/m", subject).remaining for subject in SUBJECTS] == [2] * len(SUBJECTS)
+
+    @pytest.mark.usefixtures("asked")
+    def test_settlements(self) -> None:
+        for subject in SUBJECTS:
+            refund("3/m", subject)
+            with reserve("3/m", subject, 2) as reservation:
+                reservation.settle(1)
+
+        assert [peek("3/m", subject).remaining for subject in SUBJECTS] == [1] * len(SUBJECTS)
+
+    def test_sweeps(self, cluster: Cluster) -> None:
+        with freeze(START):
+            for subject in SUBJECTS:
+                check("9/m", subject, name="old", daily=False)
+
+        (report,) = json_of("quota_sweep")
+
+        assert (report["removed"], report["complete"]) == (len(SUBJECTS), True)
+
+    @pytest.mark.usefixtures("asked")
+    @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+    def test_roll_ups(self, times: int, database: Any) -> None:
+        for _ in range(times):
+            call_command("quota_rollup", stdout=StringIO())
+
         assert {row.subject: row.allowed for row in DailyCounter.objects.all()} == dict.fromkeys(SUBJECTS, 1)
-    for subject in SUBJECTS[:5]:
-        call_command("quota_reset", subject)
-        assert peek("3/m", subject).remaining == 3
-    assert checks_of_today()["3/m"][0] >= len(SUBJECTS)
+
+    @pytest.mark.usefixtures("asked")
+    def test_resets(self, database: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        for subject in SUBJECTS[:5]:
+            call_command("quota_reset", subject)
+
+        assert [peek("3/m", subject).remaining for subject in SUBJECTS[:5]] == [3] * 5
+
+    @pytest.mark.usefixtures("asked")
+    def test_metrics(self) -> None:
+        assert checks_of_today()["3/m"][0] >= len(SUBJECTS)
 
 
 @pytest.mark.parametrize("replaces", [False, True], ids=["empty", "replaced"])
-def test_counts_of_all_servers_go_to_a_database_and_back(
+def test_counts_of_all_servers_return_from_a_database(
     cluster: Cluster, database: Any, replaces: bool, settings: Any
 ) -> None:
     for number, subject in enumerate(SUBJECTS):
@@ -257,25 +306,44 @@ site: Any = cache
 MANY = {f"k{n}": n for n in range(20)}
 
 
-def test_the_cache_answers_as_on_one_server(cluster: Cluster) -> None:
-    site.set_many({})
-    site.set_many(MANY, timeout=9)
-    assert (site.get_many(["k1", "k2", "x"]), site.get_many([])) == ({"k1": 1, "k2": 2}, {})
-    assert 0 < site.ttl("k1") <= 9
-    assert sorted(site.keys("k*")) == sorted(site.iter_keys("k*")) == sorted(MANY)
-    assert (site.delete_many(["k0", "k2", "x"]), site.delete_many([]) or 0) == (2, 0)
-    assert (site.delete_pattern("k1*"), site.delete_pattern("none*")) == (11, 0)
-    assert (site.incr_version("k3"), site.get("k3"), site.get("k3", version=2)) == (2, None, 3)
-    site.clear()
-    assert site.get("k4") is None
-    with site.lock("mutex", timeout=60) as lock:
-        assert lock.owned()
-        assert not site.lock("mutex", timeout=60, blocking_timeout=0.01).acquire(blocking=False)
-        lock.extend(5)
-    assert site.lock("mutex", timeout=5).acquire(blocking=False)
-    if hasattr(site, "sadd"):  # django-redis 5.4 has no sets
+@pytest.mark.usefixtures("cluster")
+class TestTheCacheAnswersAsOnOneServer:
+    @pytest.fixture
+    def filled(self, cluster: Cluster) -> None:
+        site.set_many(MANY, timeout=9)
+
+    @pytest.mark.usefixtures("filled")
+    def test_to_many_keys_at_once(self) -> None:
+        site.set_many({})
+        assert (site.get_many(["k1", "k2", "x"]), site.get_many([])) == ({"k1": 1, "k2": 2}, {})
+        assert 0 < site.ttl("k1") <= 9
+        assert sorted(site.keys("k*")) == sorted(site.iter_keys("k*")) == sorted(MANY)
+
+    @pytest.mark.usefixtures("filled")
+    def test_to_deletes(self) -> None:
+        assert (site.delete_many(["k0", "k2", "x"]), site.delete_many([]) or 0) == (2, 0)
+        assert (site.delete_pattern("k1*"), site.delete_pattern("none*")) == (11, 0)
+
+        site.clear()
+        assert site.get("k4") is None
+
+    @pytest.mark.usefixtures("filled")
+    def test_to_versions(self) -> None:
+        assert (site.incr_version("k3"), site.get("k3"), site.get("k3", version=2)) == (2, None, 3)
+
+    def test_to_locks(self) -> None:
+        with site.lock("mutex", timeout=60) as lock:
+            assert lock.owned()
+            assert not site.lock("mutex", timeout=60, blocking_timeout=0.01).acquire(blocking=False)
+            lock.extend(5)
+        assert site.lock("mutex", timeout=5).acquire(blocking=False)
+
+    def test_to_sets(self) -> None:
+        if not hasattr(site, "sadd"):
+            pytest.skip("django-redis 5.4 has no sets")
         for number, name in enumerate(("{s}1", "{s}2", "s3"), 1):
             site.sadd(name, number)
+
         assert site.sunion("{s}1", "{s}2") == {1, 2}
         with pytest.raises(Exception, match="slot"):
             site.sunion("{s}1", "s3")
@@ -292,10 +360,14 @@ def test_without_any_server_an_error_is_one_that_django_redis_knows(known: bool,
         *(site.clear, partial(site.delete_many, ["a", "b"]), partial(site.delete_pattern, "k1*")),
         *(partial(site.incr_version, "a"), partial(site.keys, "k*"), partial(site.set_many, MANY)),
     ]
+
+    found = []
     for ask in asked:
         with pytest.raises((RedisConnectionError, ConnectionInterrupted, RedisClusterException)) as caught:
             ask()
-        assert not isinstance(caught.value, RedisClusterException)
+        found.append(caught.value)
+    assert [error for error in found if isinstance(error, RedisClusterException)] == []
+
     default: Any = caches["default"]
     default._ignore_exceptions = True  # as IGNORE_EXCEPTIONS makes it
     assert (site.get("a"), site.get_many(["a"]), site.set("a", 1), site.add("a", 1)) == (None, {}, None, None)
@@ -315,15 +387,17 @@ def moving(request: pytest.FixtureRequest, settings: Any) -> Iterator[Cluster]:
 
 @topology
 def test_a_slot_that_moves_under_traffic_counts_each_hit_once(moving: Cluster) -> None:
-    slot = slot_of(KEY)
+    slot, owners = slot_of(KEY), []
     with Traffic("2000/h") as traffic:
-        for probe in range(6):
+        for _ in range(6):
             traffic.goes_on(by=10)
             source = moving.owner(KEY)
             to = next(server for server in moving.servers if server is not source)
             moving.move(slot, to, pause=0.01)
-            assert moving.owner(KEY) is to, probe
+            owners.append(moving.owner(KEY) is to)
         wait_until(lambda: traffic.refused > 50)
+
+    assert owners == [True] * 6
     assert current_store().server_of(KEY) == f"127.0.0.1:{to.port}"
     assert not traffic.errors
     assert traffic.admitted == 2_000  # beside those that on_unavailable let in
@@ -494,7 +568,7 @@ def test_a_roll_up_moves_each_check_once_though_slots_move(own: Cluster, databas
 
 @topology
 @pytest.mark.urls("tests.support.urls")
-def test_without_a_server_the_others_are_walked_and_the_reports_say_so(
+def test_the_reports_name_the_server_that_is_gone_after_the_others_were_walked(
     own: Cluster, database: Any, admin_client: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with freeze(START):
@@ -506,14 +580,17 @@ def test_without_a_server_the_others_are_walked_and_the_reports_say_so(
     users = [user for user in USERS if own.owner(key_of(user)) is gone]
     gone.kill()
     left = len(USERS) - len(users)
+
     with pytest.raises(CommandError, match="of the Cluster did not answer"):
         call_command("quota_sweep", "--json")
     said = json.loads(capsys.readouterr().out)
     assert (said["removed"], said["missed"], said["complete"]) == (left, 1, False)
+
     with pytest.raises(CommandError, match="a part of the Cluster did not answer, and the rest was done"):
         call_command("quota_rollup", "--json")
     assert json.loads(capsys.readouterr().out)["allowed"] == left
     assert set(DailyCounter.objects.values_list("subject", flat=True)) == set(USERS) - set(users)
+
     found = health(current_store(), "quota")
     assert (found.silent, found.servers, len(found.parts)) == ([f"127.0.0.1:{gone.port}"], 3, 2)
     page = admin_client.get("/admin/django_quota/overview/").content.decode()
@@ -618,17 +695,19 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @topology
 @both
-def test_a_server_that_hangs_is_reported_once_costs_few_tries_and_comes_back(
+def test_a_server_that_hangs_is_one_outage_for_all(
     kind: str, hasty: Cluster, clock: Clock, tried: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     until_well(kind, clock)  # a busy machine may take long
+    degraded = []
     with heard() as reported:
         gone = hasty.owner(f"quota:1:{{{SUBJECTS[0]}}}:s")
         send(signal.SIGSTOP, gone)
         for _ in range(5):
-            found = ask(kind, SUBJECTS)
+            degraded.append(sum(decision.degraded for decision in ask(kind, SUBJECTS)))
             clock.now += 1
-            assert 0 < sum(decision.degraded for decision in found) < len(SUBJECTS)
+        assert [number for number in degraded if not 0 < number < len(SUBJECTS)] == []
+
         ask(kind, SUBJECTS[:1] * (FAILURES + 1))
         tried.clear()
         assert all(decision.degraded for decision in ask(kind, SUBJECTS[:1] * 50))
@@ -636,8 +715,10 @@ def test_a_server_that_hangs_is_reported_once_costs_few_tries_and_comes_back(
         shut = [name for name, breaker in current_store()._breakers.items() if breaker.is_refusing()]
         assert shut == [f"127.0.0.1:{gone.port}"]
         assert [what for what, _ in reported] == ["lost"]
+
         send(signal.SIGCONT, gone)
         until_back(kind, clock, reported)
+
     assert [what for what, _ in reported] == ["lost", "back"]
     assert caplog.text.count("Rules decide by on_unavailable") == 1
     until_well(kind, clock)
@@ -653,6 +734,7 @@ def test_with_all_servers_gone_nobody_is_asked_until_they_are_back(
         ask(kind, SUBJECTS)
     for server in hasty.servers:
         server.kill() if known else send(signal.SIGSTOP, server)
+
     with heard() as reported:
         ask(kind, SUBJECTS * 3)
         tried.clear()
@@ -662,6 +744,7 @@ def test_with_all_servers_gone_nobody_is_asked_until_they_are_back(
         if not known:
             send(signal.SIGCONT, *hasty.servers)
             until_back(kind, clock, reported)
+
     assert [what for what, _ in reported] == (["lost"] if known else ["lost", "back"])
     if not known:
         until_well(kind, clock)

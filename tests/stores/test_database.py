@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import psycopg
 import pytest
@@ -69,26 +69,33 @@ def remaining() -> int | None:
     return peek(Rule.make("hot", f"{LIMIT}/h"), SUBJECT).remaining
 
 
-def test_racing_threads_and_tasks_are_admitted_exactly_up_to_the_limit(store: DatabaseStore) -> None:
-    account = counter("account")
-    account.set("user:0", 100)
+def test_racing_threads_are_admitted_exactly_up_to_the_limit(store: DatabaseStore) -> None:
+    with ThreadPoolExecutor(32) as threads:
+        assert sum(threads.map(hit, range(200))) == LIMIT
 
+
+def test_racing_tasks_are_admitted_exactly_up_to_the_limit(store: DatabaseStore) -> None:
     async def race() -> int:
-        store.close()
         of_sync_code = [hit(subject="user:2"), await asyncio.to_thread(hit, None, "user:2"), hit(subject="user:2")]
         assert of_sync_code == [True] * 3
         decisions = await asyncio.gather(*(acheck(f"{LIMIT}/h", "user:1", name="hot") for _ in range(100)))
         return sum(map(bool, decisions))
 
+    assert asyncio.run(race()) == LIMIT
+
+
+def test_racing_transfers_move_money_that_is_never_made(store: DatabaseStore) -> None:
+    account = counter("account")
+    account.set("user:0", 100)
+
     def move(number: int) -> None:
         account.transfer(f"user:{number % 3}", f"user:{(number + 1) % 3}", 7)
 
     with ThreadPoolExecutor(32) as threads:
-        assert sum(threads.map(hit, range(200))) == LIMIT
         list(threads.map(move, range(90)))
-    assert asyncio.run(race()) == LIMIT
+
     totals = [account.get(f"user:{number}") for number in range(3)]
-    assert sum(totals) == 100  # money is moved and never made
+    assert sum(totals) == 100
     assert min(totals) >= 0
 
 
@@ -149,20 +156,36 @@ def test_other_subjects_do_not_wait_for_one_that_is_held(on_postgres: DatabaseSt
         holding.result()
 
 
-def test_a_decision_is_two_trips_a_look_is_one_and_no_session_remembers_anything(on_postgres: DatabaseStore) -> None:
-    """As behind a pooler that gives each transaction another server process."""
-    send = postgresql._Pipeline.__call__
-    with patch.object(postgresql._Pipeline, "__call__", autospec=True, side_effect=send) as sent:
+class TestTrips:
+    @pytest.fixture
+    def sent(self, on_postgres: DatabaseStore) -> Iterator[Mock]:
+        send = postgresql._Pipeline.__call__
+        with patch.object(postgresql._Pipeline, "__call__", autospec=True, side_effect=send) as sent:
+            yield sent
+
+    def test_a_decision_is_two(self, sent: Mock) -> None:
         check_all([("5/m", "ip:192.0.2.1"), ("7/m", "ip:192.0.2.2"), ("100/h", "ip:192.0.2.2"), ("9/m", "user:1")])
+
         assert sent.call_count == 2
+
+    def test_a_look_is_one(self, sent: Mock) -> None:
+        check("5/m", SUBJECT)
+        sent.reset_mock()
+
         peek("5/m", SUBJECT)
-        assert sent.call_count == 3
-        for number in range(3):
+
+        assert sent.call_count == 1
+
+    def test_no_session_remembers_anything(self, sent: Mock, on_postgres: DatabaseStore) -> None:
+        """As behind a pooler that gives each transaction another server process."""
+        found = []
+        for _ in range(3):
             on_postgres.close()
-            assert hit()
-            assert remaining() == LIMIT - 1 - number
-    texts = [text.replace("DO UPDATE SET ", "") for call in sent.call_args_list for text, _ in call.args[1]]
-    assert not any(word in each for each in texts for word in ("PREPARE", "SET ", ", false)"))
+            found.append((hit(), remaining()))
+
+        assert found == [(True, LIMIT - 1), (True, LIMIT - 2), (True, LIMIT - 3)]
+        texts = [text.replace("DO UPDATE SET ", "") for call in sent.call_args_list for text, _ in call.args[1]]
+        assert [each for each in texts if any(word in each for word in ("PREPARE", "SET ", ", false)"))] == []
 
 
 def test_whatever_isolation_the_site_has_chosen_each_hit_is_seen(
@@ -175,13 +198,21 @@ def test_whatever_isolation_the_site_has_chosen_each_hit_is_seen(
             assert sum(threads.map(hit, range(16 * 10))) == LIMIT
 
 
-def test_a_string_of_a_site_never_becomes_sql(store: DatabaseStore, settings: Any) -> None:
-    nasty = "q'; DROP TABLE django_quota_quotastate; --\\' %s $1 \u2028 \N{GRINNING FACE}"
-    settings.QUOTA = {"STORE": "database", "PREFIX": nasty}
-    for subject in ("ip:192.0.2.1", "user:o'neill\\", "post:\0\ud800'); --"):
+NASTY = "q'; DROP TABLE django_quota_quotastate; --\\' %s $1 \u2028 \N{GRINNING FACE}"
+
+
+class TestAStringOfASiteNeverBecomesSQL:
+    @pytest.fixture(autouse=True)
+    def prefix(self, store: DatabaseStore, settings: Any) -> None:
+        settings.QUOTA = {"STORE": "database", "PREFIX": NASTY}
+
+    @pytest.mark.parametrize("subject", ["ip:192.0.2.1", "user:o'neill\\", "post:\0\ud800'); --"], ids=ascii)
+    def test_for_a_limit(self, subject: str) -> None:
         assert [bool(check("1/h", subject)) for _ in range(2)] == [True, False]
-    assert once("mail", "user:1", 60)
-    assert not once("mail", "user:1", 60)
+
+    def test_for_a_call_that_is_made_once(self) -> None:
+        assert once("mail", "user:1", 60)
+        assert not once("mail", "user:1", 60)
 
 
 @pytest.fixture
@@ -195,21 +226,32 @@ def pgbouncer(postgres: dict[str, Any], settings: Any, django_db_blocker: Any) -
         yield pooler
 
 
-def test_behind_a_pgbouncer_each_hit_counts_once_and_nothing_stays_in_a_session(pgbouncer: dict[str, Any]) -> None:
-    with ThreadPoolExecutor(16) as threads:
-        assert sum(threads.map(hit, range(16 * 20))) == LIMIT
-        assert all(threads.map(lambda number: hit(subject=f"user:{number}"), range(100)))
-    with lock("import"), pytest.raises(QuotaExceeded):
-        lock("import").acquire()
-    left = "SELECT name FROM pg_settings WHERE source = 'session' UNION ALL SELECT name FROM pg_prepared_statements"
-    where = {"host": pgbouncer["HOST"], "port": pgbouncer["PORT"], "user": "quota", "dbname": "postgres"}
-    with ExitStack() as sessions:  # an open transaction keeps its session, so these have them all
-        others = [sessions.enter_context(psycopg.connect(**where)) for _ in range(2)]
-        found = [each.execute(left).fetchall() for each in others]
-        assert len({each.execute("SELECT pg_backend_pid()").fetchone() for each in others}) == 2
-        held = others[0].execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
-    assert {name for rows in found for (name,) in rows} <= OF_PGBOUNCER
-    assert held == (0,)
+class TestBehindAPgbouncer:
+    def test_each_hit_counts_once(self, pgbouncer: dict[str, Any]) -> None:
+        with ThreadPoolExecutor(16) as threads:
+            assert sum(threads.map(hit, range(16 * 20))) == LIMIT
+            assert all(threads.map(lambda number: hit(subject=f"user:{number}"), range(100)))
+
+    def test_a_lock_is_held_once(self, pgbouncer: dict[str, Any]) -> None:
+        with lock("import"), pytest.raises(QuotaExceeded):
+            lock("import").acquire()
+
+    def test_nothing_stays_in_a_session(self, pgbouncer: dict[str, Any]) -> None:
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(hit, range(16 * 20)))
+        with lock("import"):
+            pass
+        left = "SELECT name FROM pg_settings WHERE source = 'session' UNION ALL SELECT name FROM pg_prepared_statements"
+        where = {"host": pgbouncer["HOST"], "port": pgbouncer["PORT"], "user": "quota", "dbname": "postgres"}
+
+        with ExitStack() as sessions:  # an open transaction keeps its session, so these have them all
+            others = [sessions.enter_context(psycopg.connect(**where)) for _ in range(2)]
+            found = [each.execute(left).fetchall() for each in others]
+            assert len({each.execute("SELECT pg_backend_pid()").fetchone() for each in others}) == 2
+            held = others[0].execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
+
+        assert {name for rows in found for (name,) in rows} <= OF_PGBOUNCER
+        assert held == (0,)
 
 
 OF_PGBOUNCER = {"application_name", "client_encoding", "DateStyle", "standard_conforming_strings", "TimeZone"}

@@ -1,6 +1,7 @@
 """The memory store: one lock, and expired keys that are dropped on the way."""
 
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -79,32 +80,39 @@ def test_a_test_that_sets_the_time_for_a_while_loses_no_count(years: int) -> Non
     assert not check("2/m", "present")
 
 
-@pytest.mark.parametrize("step", [-3_600, 3_600], ids=["back", "forth and back"])
-def test_a_clock_that_steps_loses_no_count_and_keys_end_all_the_same(
-    step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class TestAClockThatSteps:
     """The clock of the machine, by which the store counts where no test sets the time."""
-    lasting, now = Clock(), START
-    monkeypatch.setattr("django_quota.stores.memory.elapsed", lasting)
-    monkeypatch.setattr("django_quota.stores.memory.machine_now", lambda: now)
 
-    def pass_time(seconds: int, stepped: int = 0) -> None:
-        nonlocal now
-        lasting.now += seconds
-        now += (seconds + stepped) * SECOND
+    @pytest.fixture(params=[-3_600, 3_600], ids=["back", "forth and back"])
+    def pass_time(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+        """Two hits are counted before the clock steps, and then back; yields how to let time pass."""
+        lasting, now = Clock(), START
+        monkeypatch.setattr("django_quota.stores.memory.elapsed", lasting)
+        monkeypatch.setattr("django_quota.stores.memory.machine_now", lambda: now)
 
-    def ask_often() -> None:
+        def pass_time(seconds: int, stepped: int = 0) -> None:
+            nonlocal now
+            lasting.now += seconds
+            now += (seconds + stepped) * SECOND
+
+        check("2/m", "a", 2)
+        pass_time(1, request.param)
+        self.ask_often()
+        pass_time(1, -request.param)
+        return pass_time
+
+    def ask_often(self) -> None:
         for number in range(20):
             check("2/m", f"another:{number}")
 
-    check("2/m", "a", 2)
-    pass_time(1, step)
-    ask_often()
-    pass_time(1, -step)
-    assert not check("2/m", "a")
-    pass_time(3_700)
-    ask_often()
-    assert not list(current_store().names("*{a}*"))
+    def test_loses_no_count(self, pass_time: Callable[[int], None]) -> None:
+        assert not check("2/m", "a")
+
+    def test_lets_keys_end_all_the_same(self, pass_time: Callable[[int], None]) -> None:
+        pass_time(3_700)
+        self.ask_often()
+
+        assert not list(current_store().names("*{a}*"))
 
 
 @forks

@@ -92,7 +92,7 @@ def degraded(kind: str, forget: Forget) -> list[bool]:
 
 
 @both
-def test_connections_that_idled_for_long_and_were_forgotten_cost_no_decision(
+def test_connections_that_were_forgotten_after_they_idled_cost_no_decision(
     kind: str, forget: Forget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(IDLE, 0)

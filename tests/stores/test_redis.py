@@ -1,6 +1,7 @@
 """The Redis store: one round trip, one reload, one set of errors; sync and async."""
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -36,7 +37,7 @@ async def ahit() -> Decision:
 
 
 @forks
-def test_racing_processes_threads_and_tasks_are_admitted_exactly_up_to_the_limit() -> None:
+def test_racing_callers_are_admitted_exactly_up_to_the_limit() -> None:
     async def race() -> int:
         return sum(map(bool, await asyncio.gather(*(ahit() for _ in range(60)))))
 
@@ -59,14 +60,16 @@ def test_a_plan_of_many_limits_is_one_round_trip(raw: redis.Redis) -> None:
     assert int(raw.info("stats")["total_reads_processed"]) - before == 2  # the other one is the INFO itself
 
 
-def test_a_forgotten_script_is_sent_again_once(raw: redis.Redis) -> None:
-    for _ in range(2):
+@pytest.mark.parametrize("times", [1, 2], ids=["forgotten once", "forgotten again"])
+def test_a_forgotten_script_is_sent_again_once(times: int, raw: redis.Redis) -> None:
+    for _ in range(times):
         raw.script_flush()
         raw.config_resetstat()
-        assert not any(hit().degraded for _ in range(3))
-        assert not asyncio.run(ahit()).degraded
-        stats = raw.info("commandstats")
-        assert [stats[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "eval")] == [4, 1]
+        degraded = [hit().degraded for _ in range(3)] + [asyncio.run(ahit()).degraded]
+
+    stats = raw.info("commandstats")
+    assert not any(degraded)
+    assert [stats[f"cmdstat_{name}"]["calls"] for name in ("evalsha", "eval")] == [4, 1]
 
 
 def test_every_key_has_a_ttl_close_to_its_content(raw: redis.Redis) -> None:
@@ -175,23 +178,31 @@ def test_idle_connections_of_a_restarted_server_are_replaced(
     ],
     ids=", ".join,
 )  # fmt: skip
-def test_sync_and_async_connect_with_the_options_of_the_alias_and_repeat_nothing(
-    options: dict[str, Any], redis_server: RedisServer, raw: Any, settings: Any
-) -> None:
-    settings.CACHES = caches(redis_server, client_name="limits", **options)
-    raw.execute_command("ACL", "SETUSER", "limits", "on", ">geheim", "~*", "+@all")
-
-    async def asked() -> Any:
-        assert (await ahit()).remaining == 48
-        assert [each["name"] for each in raw.client_list()].count("limits") == 2
-        return (await redis_store().server.wires.get())._line.connection.retry
-
-    try:
-        assert hit().remaining == 49
-        retries = [redis_store().server.pool._idle[0].connection.retry, asyncio.run(asked())]
-        assert [each._retries for each in retries] == [0, 0]
-    finally:
+class TestTheOptionsOfTheAlias:
+    @pytest.fixture(autouse=True)
+    def alias(self, options: dict[str, Any], redis_cache: RedisServer, raw: Any, settings: Any) -> Iterator[None]:
+        settings.CACHES = caches(redis_cache, client_name="limits", **options)
+        raw.execute_command("ACL", "SETUSER", "limits", "on", ">geheim", "~*", "+@all")
+        yield
         raw.execute_command("ACL", "DELUSER", "limits")
+
+    def test_are_used_by_every_connection(self, raw: Any) -> None:
+        async def asked() -> int:
+            assert (await ahit()).remaining == 48
+            return [each["name"] for each in raw.client_list()].count("limits")
+
+        assert hit().remaining == 49
+        assert asyncio.run(asked()) == 2
+
+    def test_make_no_connection_repeat_a_call(self) -> None:
+        async def retry() -> Any:
+            await ahit()
+            return (await redis_store().server.wires.get())._line.connection.retry
+
+        hit()
+        retries = [redis_store().server.pool._idle[0].connection.retry, asyncio.run(retry())]
+
+        assert [each._retries for each in retries] == [0, 0]
 
 
 def test_the_store_opens_only_max_connections(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:

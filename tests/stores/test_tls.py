@@ -115,14 +115,17 @@ def test_one_server_whose_certificate_must_be_trusted(
         of_redis = {"host": "127.0.0.1", "port": port, "password": PASSWORD, "db": 2}
         with override_settings(QUOTA={"REDIS": {**of_redis, **as_options(certificates)}}):
             assert remaining_both_ways() == [2, 1]
-        for location in (url, url.replace("rediss", "redis")):  # the second in the clear
-            settings.CACHES = caches(location, None)
-            assert remaining_both_ways() == [None, None]
+
+        settings.CACHES = caches(url, None)
+        assert remaining_both_ways() == [None, None]
+        settings.CACHES = caches(url.replace("rediss", "redis"), None)  # in the clear
+        assert remaining_both_ways() == [None, None]
 
 
 def test_behind_sentinel(program: Path, certificates: Certificates, tmp_path: Path, settings: Any) -> None:
     watching, config = free_port(), tmp_path / "sentinel.conf"
     of_tls = as_options(certificates)
+
     with (
         serving(program, certificates, tmp_path / "p") as (port, client),
         client_of(watching, certificates, "watcher") as asked,
@@ -146,15 +149,19 @@ def test_behind_sentinel(program: Path, certificates: Certificates, tmp_path: Pa
                 SENTINEL_KWARGS={"password": "watcher", "ssl": True, "ssl_ca_certs": certificates.authority},
             )
             assert remaining_both_ways() == [4, 3]
+
             of_redis = {"sentinels": [("127.0.0.1", watching)], "service_name": "quotas", "password": PASSWORD, "db": 3}
             of_sentinels = {"sentinel_kwargs": {"password": "watcher", **of_tls}}
             with override_settings(QUOTA={"REDIS": {**of_redis, **of_tls, **of_sentinels}}):
                 assert remaining_both_ways() == [2, 1]
             assert set(client.info("keyspace")) == {"db3"}
+
+            reasons = []
             for given in {"password": "watcher"}, {"password": "watcher", "ssl": True}:
                 settings.CACHES["default"]["OPTIONS"]["SENTINEL_KWARGS"] = given
-                for said in reasons_both_ways(settings.CACHES):
-                    assert re.search("^MasterNotFoundError: .*the last by (Connection|Timeout)Error", said), given
+                reasons += [(given, said) for said in reasons_both_ways(settings.CACHES)]
+            expected = re.compile("^MasterNotFoundError: .*the last by (Connection|Timeout)Error")
+            assert [(given, said) for given, said in reasons if not expected.search(said)] == []
         finally:
             watcher.kill()
 
