@@ -1,6 +1,7 @@
 """What each algorithm promises one limit; on the executable specification, with time passed in."""
 
 import itertools
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
@@ -117,12 +118,21 @@ def test_a_sliding_window_keeps_at_most_one_entry_more_than_its_precision(count:
 
 
 @pytest.mark.parametrize(("burst", "admitted"), [(2, 2), (None, 6), (20, 20)])
-def test_a_token_bucket_takes_a_burst_and_then_refills_evenly(burst: int | None, admitted: int) -> None:
-    limit = Spec("6/m", burst=burst, **BUCKET)
-    assert [limit.run().allowed for _ in range(30)].index(False) == admitted
-    assert limit.run().retry_after == 10 * SECOND
-    limit.now += 10 * SECOND
-    assert [limit.run().allowed for _ in range(2)] == [True, False]
+class TestATokenBucket:
+    def test_takes_a_burst(self, burst: int | None, admitted: int) -> None:
+        limit = Spec("6/m", burst=burst, **BUCKET)
+
+        assert [limit.run().allowed for _ in range(30)].index(False) == admitted
+
+    def test_refills_evenly(self, burst: int | None, admitted: int) -> None:
+        limit = Spec("6/m", burst=burst, **BUCKET)
+        while limit.run().allowed:
+            pass
+        assert limit.run().retry_after == 10 * SECOND
+
+        limit.now += 10 * SECOND
+
+        assert [limit.run().allowed for _ in range(2)] == [True, False]
 
 
 @given(arrivals=st.lists(st.integers(0, 30 * SECOND), max_size=40), count=st.integers(1, 50))
@@ -166,9 +176,16 @@ BERLIN, CHATHAM, LORD_HOWE, TOKYO = "Europe/Berlin", "Pacific/Chatham", "Austral
 
 
 @given(st.sampled_from(UNITS), st.sampled_from(ZONES), st.integers(0, 4_000_000_000 * SECOND))
-def test_periods_hold_the_moment_and_follow_on_each_other(unit: tuple[str, int], zone: str, now: int) -> None:
+def test_a_period_holds_the_moment(unit: tuple[str, int], zone: str, now: int) -> None:
     start, end, following = edges(*unit, zone, now)
+
     assert start <= now < end < following
+
+
+@given(st.sampled_from(UNITS), st.sampled_from(ZONES), st.integers(0, 4_000_000_000 * SECOND))
+def test_a_period_begins_where_the_one_before_it_ends(unit: tuple[str, int], zone: str, now: int) -> None:
+    _, end, following = edges(*unit, zone, now)
+
     assert edges(*unit, zone, end)[:2] == (end, following)
 
 
@@ -180,6 +197,16 @@ def jumps(zone: str) -> list[int]:
 
     days = [day for day in range(1_672_531_200, 1_798_761_600, 86_400) if offset(day) != offset(day + 86_400)]
     return [next(at for at in range(day, day + 86_401, 60) if offset(at) != offset(day)) for day in days]
+
+
+def faults_of_periods(zone: str, unit: tuple[str, int], now: int) -> Iterator[str]:
+    start, end, following = edges(*unit, zone, now)
+    if not start <= now < end < following:
+        yield f"{unit} at {now}: the period does not hold the moment"
+    if {edges(*unit, zone, at) for at in (start, end - 1)} != {(start, end, following)}:
+        yield f"{unit} at {now}: callers whose clocks differ by a moment get other periods"
+    if edges(*unit, zone, end)[:2] != (end, following):
+        yield f"{unit} at {now}: the next period does not begin at the end"
 
 
 @pytest.mark.parametrize(
@@ -194,12 +221,14 @@ def test_periods_hold_the_moment_around_every_jump_of_the_clock(zone: str) -> No
     found = jumps(zone)
     assert len(found) >= 6
     moments = [(jump + minutes * 60) * SECOND for jump in found for minutes in range(-240, 241, 15)]
-    for now, unit in itertools.product(moments, [*UNITS, ("hour", 2), ("hour", 3), ("hour", 12)]):
-        start, end, following = edges(*unit, zone, now)
-        assert start <= now < end < following, (unit, now)
-        # Callers whose clocks differ by a moment get the same periods.
-        assert {edges(*unit, zone, at) for at in (start, end - 1)} == {(start, end, following)}, (unit, now)
-        assert edges(*unit, zone, end)[:2] == (end, following), (unit, now)
+
+    faults = [
+        fault
+        for now, unit in itertools.product(moments, [*UNITS, ("hour", 2), ("hour", 3), ("hour", 12)])
+        for fault in faults_of_periods(zone, unit, now)
+    ]
+
+    assert faults == []
 
 
 def moment(text: str) -> int:
@@ -338,11 +367,20 @@ def test_a_value_is_forgotten_only_by_the_hit_that_added_it() -> None:
     assert limit.used == 0
 
 
-def test_a_limit_that_counts_refused_hits_keeps_one_that_is_undone_and_settles_others() -> None:
-    limit = Spec(count_refused=True)
-    limit.adjust(limit.check(10), undone=True)
-    limit.adjust(limit.check(10))
-    assert limit.used == 10
+class TestALimitThatCountsRefusedHits:
+    def test_keeps_a_hit_that_is_undone(self) -> None:
+        limit = Spec(count_refused=True)
+
+        limit.adjust(limit.check(10), undone=True)
+
+        assert limit.used == 10
+
+    def test_settles_other_hits(self) -> None:
+        limit = Spec(count_refused=True)
+
+        limit.adjust(limit.check(10))
+
+        assert limit.used == 0
 
 
 def test_the_day_of_a_hit_counts_what_it_really_used_whenever_that_is_known() -> None:
@@ -387,15 +425,23 @@ def test_a_check_is_counted_from_the_first_moment_of_its_day_to_the_last(
     assert places.run(question.operation(begins + 7, "check"), begins + moment)[1] == verdict
 
 
-@pytest.mark.parametrize(("algorithm", "burst", "left"), [("sliding_window", None, 4), ("token_bucket", 30, 5)])
-def test_another_rate_of_the_same_window_settles_windows_and_leaves_buckets(
+@pytest.mark.parametrize(
+    ("algorithm", "burst", "left"),
+    [
+        pytest.param("sliding_window", None, 4, id="a window is settled"),
+        # It counts time, and its units take another time by now: they would be too many.
+        pytest.param("token_bucket", 30, 5, id="a bucket is left alone"),
+    ],
+)
+def test_after_a_change_of_the_rate_only_hits_of_a_window_are_settled(
     algorithm: str, burst: int | None, left: int
 ) -> None:
-    """A bucket counts time, and its units take another time by now: they would be too many."""
     limit = Spec(algorithm=algorithm)
     receipt = limit.check(10)
     limit.rule = Rule.make("r", "30/m", algorithm=algorithm, burst=burst)
+
     limit.decide(limit.question().settled(receipt._replace(asks=limit.question(10).asks), [4]), "adjust")
+
     assert limit.used == left
 
 

@@ -1,6 +1,6 @@
 """The published bound of each algorithm: a search for the worst arrivals must not beat it; and its times are true."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -57,6 +57,7 @@ def test_no_mix_of_calls_lets_more_than_the_bound_in(case: str, data: st.DataObj
     steps = st.tuples(GAPS, back, st.sampled_from(acts), st.integers(1, most_cost), st.integers(0, 8))
     time, hits = limit.now, list[list[int]]()
     taken: list[tuple[Receipt, list[int]]] = []
+
     for gap, step, what, cost, which in data.draw(st.lists(steps, max_size=60), label="hits"):
         gap = max(gap, acts is MIXED)  # noqa: PLW2901 - no two hits at one moment
         time += gap
@@ -75,6 +76,7 @@ def test_no_mix_of_calls_lets_more_than_the_bound_in(case: str, data: st.DataObj
             if what == "refund":
                 limit.decide(limit.question(cost), "refund")
                 hits[-1][1] = 0
+
     if case == "leaky-bucket":  # a hit leaves whole, at the head of its own spacing
         bound += (4 if acts is MIXED else max((cost for _, cost in hits), default=1)) - 1
     most = most_in_a_window((moment, cost) for moment, cost in hits)
@@ -153,30 +155,55 @@ def left(decision: Decision, number: int) -> int:
     return 0 if outcome.why in ("blocked", "banned") else outcome.remaining or 0
 
 
-@inputs(500)
-@given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(0, 12), spends=st.booleans())
-def test_a_wait_for_room_is_right_to_the_microsecond(its_rule: Rule, past: list[Any], cost: int, spends: bool) -> None:
+def with_past(its_rule: Rule, past: list[Any]) -> Spec:
     limit = Spec(its_rule)
     for gap, *hit in past:
         limit.now += gap
         ask(limit, "check", *hit)
+    return limit
+
+
+@inputs(500)
+@given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(0, 12), spends=st.booleans())
+def test_a_wait_for_room_is_right_to_the_microsecond(its_rule: Rule, past: list[Any], cost: int, spends: bool) -> None:
+    limit = with_past(its_rule, past)
+
     decision = ask(limit, "check" if spends else "peek", cost)
+
     if not decision and decision.retry_after is None:
         assert not ask(limit, "peek", cost, later=400 * DAY)
     elif not decision:
         wait = round((decision.retry_after or 0) * SECOND)
         assert wait > 0
         assert [bool(ask(limit, "peek", cost, later=later)) for later in (wait - 1, wait)] == [False, True]
-    for number, outcome in enumerate(decision.outcomes if cost else ()):
-        now, more = left(decision, number), outcome.next_after
-        if more is None:
-            assert left(ask(limit, "peek", 1, later=400 * DAY), number) == now
-            assert outcome.limit in (outcome.remaining, 0) or not decision
-            continue
-        after = round(more * SECOND)
-        sooner, then = (left(ask(limit, "peek", 1, later=later), number) for later in (after - 1, after))
-        assert sooner <= now < then
-        assert outcome.allowed or outcome.retry_after is None or more <= outcome.retry_after
+
+
+def faults_of_next_after(limit: Spec, decision: Decision, number: int) -> Iterator[str]:
+    """Yield what is wrong with the moment at which a limit has more left."""
+    outcome, now = decision.outcomes[number], left(decision, number)
+    if outcome.next_after is None:
+        if left(ask(limit, "peek", 1, later=400 * DAY), number) != now:
+            yield f"{outcome} has more left one day"
+        if decision and outcome.limit not in (outcome.remaining, 0):
+            yield f"{outcome} lacks something and never has more"
+        return
+    after = round(outcome.next_after * SECOND)
+    sooner, then = (left(ask(limit, "peek", 1, later=later), number) for later in (after - 1, after))
+    if not sooner <= now < then:
+        yield f"{outcome} has {sooner} left just before, {then} then"
+    if not outcome.allowed and outcome.retry_after is not None and outcome.next_after > outcome.retry_after:
+        yield f"{outcome} has room before it has more"
+
+
+@inputs(500)
+@given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(1, 12), spends=st.booleans())
+def test_a_wait_for_more_is_right_to_the_microsecond(its_rule: Rule, past: list[Any], cost: int, spends: bool) -> None:
+    limit = with_past(its_rule, past)
+
+    decision = ask(limit, "check" if spends else "peek", cost)
+
+    numbers = range(len(decision.outcomes))
+    assert [fault for number in numbers for fault in faults_of_next_after(limit, decision, number)] == []
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

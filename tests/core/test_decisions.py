@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -57,14 +58,15 @@ SOFTLY_DENIED = replace(DENIED, enforced=False)
         ([refused("shadow", shadow=True)], "shadow", True, False, 0.0),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
 def test_the_binding_limit_is_the_strictest(
-    outcomes_: list[Outcome], rule: str, allowed: bool, enforced: bool, retry_after: float | None
+    order: int, outcomes_: list[Outcome], rule: str, allowed: bool, enforced: bool, retry_after: float | None
 ) -> None:
-    for order in (outcomes_, outcomes_[::-1]):
-        decision = Decision.of(tuple(order))
-        found = (decision.rule, decision.allowed, decision.enforced, decision.retry_after)
-        assert found == (rule, allowed, enforced, retry_after)
-        assert decision.remaining == next(each.remaining for each in order if each.rule == rule)
+    decision = Decision.of(tuple(outcomes_[::order]))
+
+    found = (decision.rule, decision.allowed, decision.enforced, decision.retry_after)
+    assert found == (rule, allowed, enforced, retry_after)
+    assert decision.remaining == next(each.remaining for each in outcomes_ if each.rule == rule)
 
 
 @given(st.lists(outcomes, min_size=1, max_size=5))
@@ -90,9 +92,10 @@ def test_combining_two_decisions_equals_deciding_all_limits_at_once(a: list[Outc
 )
 def test_a_denial_without_the_store_binds_before_earlier_decisions(earlier: Decision) -> None:
     """`refusal_response` answers 503 if a degraded decision has no binding limit."""
-    for joined in (earlier.combined_with(DENIED), DENIED.combined_with(earlier)):
-        found = (joined.allowed, joined.enforced, joined.degraded, joined.binding, joined.retry_after)
-        assert found == (False, True, True, None, 1.0)
+    both = [earlier.combined_with(DENIED), DENIED.combined_with(earlier)]
+
+    found = [(each.allowed, each.enforced, each.degraded, each.binding, each.retry_after) for each in both]
+    assert found == [(False, True, True, None, 1.0)] * 2
 
 
 def test_an_enforced_refusal_binds_before_a_denial_without_the_store_that_is_not() -> None:
@@ -147,6 +150,7 @@ def test_the_wait_in_words_is_never_too_short(wait: float) -> None:
     assert sum(int(n) * sizes[u.rstrip("s")] for n, u in zip(words[::2], words[1::2], strict=True)) >= wait
 
 
+@pytest.mark.parametrize("skew", [-1000, 1000], ids=["a clock that is late", "a clock that is early"])
 @pytest.mark.parametrize(
     ("period", "tz", "now", "ends"),
     [
@@ -155,30 +159,46 @@ def test_the_wait_in_words_is_never_too_short(wait: float) -> None:
     ],
 )
 def test_a_refusal_of_a_calendar_names_the_day_on_which_its_period_ends(
-    period: str, tz: str, now: str, ends: str, memory_store: None
+    period: str, tz: str, now: str, ends: str, skew: int, memory_store: None
 ) -> None:
     options: Any = {"name": "tokens", "algorithm": "calendar", "tz": tz}
     moment = datetime.fromisoformat(now)
     with freeze(moment):
         check(f"100000/{period}", "org:7", 85_840, **options)
         decision = check(f"100000/{period}", "org:7", 15_000, **options)
-    for skew in (-1000, 1000):  # this clock is not that of the store
-        with freeze(moment + timedelta(seconds=skew)):
-            assert decision.explain() == (
-                f"Rule 'tokens' admits 100,000 per {period} for org:7. "
-                f"This hit needs 15,000; 14,160 of 100,000 are left until {ends}."
-            )
+
+    with freeze(moment + timedelta(seconds=skew)):
+        assert decision.explain() == (
+            f"Rule 'tokens' admits 100,000 per {period} for org:7. "
+            f"This hit needs 15,000; 14,160 of 100,000 are left until {ends}."
+        )
 
 
-def test_a_decision_is_the_same_after_pickling_and_before_its_outcomes_are_read() -> None:
+@pytest.mark.parametrize(
+    "copied",
+    [lambda lazy: lazy, copy.copy, lambda lazy: pickle.loads(pickle.dumps(lazy))],
+    ids=["not yet read", "copied", "pickled"],
+)
+def test_a_decision_is_the_same_whether_its_outcomes_were_read_or_not(copied: Callable[[Decision], Decision]) -> None:
     decision = Decision.of((refused("a"),))
+    lazy = Decision(False, enforced=True, _given=lambda: decision.outcomes)
 
-    def lazy() -> Decision:
-        return Decision(False, enforced=True, _given=lambda: decision.outcomes)
+    assert copied(lazy) == decision
 
-    for back in (lazy(), copy.copy(lazy()), pickle.loads(pickle.dumps(lazy()))):
-        assert (back, hash(back), repr(back)) == (decision, hash(decision), repr(decision))
-        assert back.explain() == decision.explain()
+
+@pytest.mark.parametrize("of", [hash, repr, Decision.explain], ids=["hash", "repr", "explain"])
+@pytest.mark.parametrize(
+    "copied",
+    [lambda lazy: lazy, copy.copy, lambda lazy: pickle.loads(pickle.dumps(lazy))],
+    ids=["not yet read", "copied", "pickled"],
+)
+def test_what_is_shown_of_a_decision_reads_its_outcomes(
+    of: Callable[[Decision], object], copied: Callable[[Decision], Decision]
+) -> None:
+    decision = Decision.of((refused("a"),))
+    lazy = Decision(False, enforced=True, _given=lambda: decision.outcomes)
+
+    assert of(copied(lazy)) == of(decision)
 
 
 def test_what_a_shadow_refused_is_still_refused_after_the_others_got_their_hits_back() -> None:

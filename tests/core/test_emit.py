@@ -79,11 +79,10 @@ def test_a_share_of_the_limit_is_emitted(rate: str, steps: list[Any], heard: lis
     for number, (moment, call, cost) in enumerate(steps):
         with freeze(START + moment):
             call(rate, SUBJECT, *([] if cost is None else [cost]))
-        assert set(emitted) <= {("near", rate, SUBJECT)}
-        found += [number] * len(emitted)
+        found += [(number, *each) for each in emitted]
         emitted.clear()
 
-    assert found == heard
+    assert found == [(number, "near", rate, SUBJECT) for number in heard]
 
 
 class TestSeveralShares:

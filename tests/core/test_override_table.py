@@ -93,11 +93,15 @@ def test_what_holds_is_the_nearest_override_in_force(steps: Any, now: int) -> No
 
     def agree() -> None:
         assert len(table) == len(rows)
-        for subject in (*SUBJECTS, "user:*", "*"):
-            for rule in RULES:
-                assert table.find(rule, subject, now) == expected(list(rows.values()), subject, rule, now)
-            concerned = [row for row in rows.values() if any(distance(row, subject, rule) for rule in (row.rule, "a"))]
-            assert sorted(table.of_subject(subject)) == sorted(concerned)
+        subjects = (*SUBJECTS, "user:*", "*")
+        found = {(rule, subject): table.find(rule, subject, now) for subject in subjects for rule in RULES}
+        assert found == {(rule, subject): expected(list(rows.values()), subject, rule, now) for rule, subject in found}
+        assert {subject: sorted(table.of_subject(subject)) for subject in subjects} == {
+            subject: sorted(
+                row for row in rows.values() if any(distance(row, subject, rule) for rule in (row.rule, "a"))
+            )
+            for subject in subjects
+        }
 
     for what, row in steps:
         if what == "drop":

@@ -111,7 +111,7 @@ SPANS = (0.04, 0.4, 1.2)
 
 @on_each_store
 @pytest.mark.parametrize("algorithm", BOUNDS)
-def test_no_window_is_above_the_bound_though_processes_are_killed_stopped_and_forked(
+def test_no_window_is_above_the_bound_whatever_happens_to_processes(
     either_store: None, tmp_path: Path, algorithm: Any
 ) -> None:
     limit = 500
@@ -158,9 +158,11 @@ def test_a_reset_lets_no_later_window_be_above_the_limit(either_store: None, tmp
         assert ended(children) == [0] * PROCESSES
 
     hits, edges = hits_in(tmp_path), [(0, 0), *resets, (until * 2, 0)]
-    for (_, after), (before, _) in pairwise(edges):
-        between = [hit for hit in hits if after <= hit[0] and hit[1] <= before]
-        assert most_in_a_window(between, 10**9) <= limit
+    most = [
+        most_in_a_window([hit for hit in hits if after <= hit[0] and hit[1] <= before], 10**9)
+        for (_, after), (before, _) in pairwise(edges)
+    ]
+    assert max(most) <= limit, most
 
 
 SLOW = Rule.make("slow", "400/2s", key="user", prefetch=0.1)
@@ -196,7 +198,7 @@ def test_a_process_that_was_stopped_for_a_window_spends_nothing_of_what_it_had_t
 
 
 @on_each_store
-def test_what_a_killed_process_had_taken_is_missing_and_comes_back(either_store: None) -> None:
+def test_what_a_killed_process_had_taken_is_missing_until_it_comes_back(either_store: None) -> None:
     def kill_itself() -> None:
         take_a_share()
         os.kill(os.getpid(), signal.SIGKILL)

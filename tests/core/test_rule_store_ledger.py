@@ -79,7 +79,7 @@ def taken(folder: Path) -> int:
 
 
 @pytest.mark.usefixtures("accounts")
-def test_money_is_exact_after_kills_and_flushes(tmp_path: Path, raw: Any) -> None:
+def test_money_is_exact_whatever_is_killed_or_flushed(tmp_path: Path, raw: Any) -> None:
     with_kills(tmp_path, raw.flushall)
 
     paid = taken(tmp_path)

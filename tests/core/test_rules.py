@@ -1,5 +1,6 @@
 """Rules, rates and durations are checked when they are made, so that a wrong one never reaches a request."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -69,7 +70,7 @@ def test_two_rates_of_one_window_are_an_error(second: str) -> None:
     ],
     ids=str,
 )
-def test_the_error_for_a_wrong_option_names_its_value_and_what_to_write(options: dict[str, Any], says: str) -> None:
+def test_the_error_for_a_wrong_option_says_how_to_correct_it(options: dict[str, Any], says: str) -> None:
     given = {"name": "r", "rate": "10/m", **options}
     with pytest.raises(RuleError) as refused:
         Rule.make(given.pop("name"), given.pop("rate"), **given)
@@ -225,9 +226,18 @@ RATES = st.sampled_from(sorted(UNITS)).flatmap(
 )
 
 
+@given(RATES)
+def test_a_rate_is_read_back_from_its_string(rate: Rate) -> None:
+    assert parse_rate(str(rate)) == rate
+
+
+@given(RATES)
+def test_a_rate_is_read_back_from_its_words(rate: Rate) -> None:
+    assert parse_rate(rate.in_words().replace(",", "")) == rate
+
+
 @given(RATES, st.lists(RATES, min_size=1, max_size=4))
-def test_a_rate_is_read_back_from_its_string_and_its_words(rate: Rate, several: list[Rate]) -> None:
-    assert parse_rate(str(rate)) == parse_rate(rate.in_words().replace(",", "")) == rate
+def test_rates_are_read_back_from_one_string(rate: Rate, several: list[Rate]) -> None:
     assert parse_rates("; ".join(map(str, several)), None, rate) == (*several, rate)
 
 
@@ -237,19 +247,20 @@ def test_a_rate_is_read_back_from_its_string_and_its_words(rate: Rate, several: 
 @example("1/" + "a" * 100_000)
 @example("1" * 100_000)
 @example(";" * 1_000)
-def test_any_string_is_a_rate_or_a_short_error_with_a_position_in_it(text: str) -> None:
-    for parse in (parse_rate, parse_rates):
-        try:
-            parse(text)
-        except RateError as raised:
-            error = raised
-        else:
-            continue
-        assert error.text == text
-        assert error.position is not None
-        assert 0 <= error.position <= len(text)
-        assert error.hint in str(error)
-        assert len(str(error)) < 400
+@pytest.mark.parametrize("parse", [parse_rate, parse_rates], ids=["one", "several"])
+def test_any_string_is_a_rate_or_a_short_error_with_a_position_in_it(parse: Callable[[str], object], text: str) -> None:
+    try:
+        parse(text)
+    except RateError as raised:
+        error = raised
+    else:
+        return
+
+    assert error.text == text
+    assert error.position is not None
+    assert 0 <= error.position <= len(text)
+    assert error.hint in str(error)
+    assert len(str(error)) < 400
 
 
 @pytest.mark.parametrize(
@@ -260,7 +271,7 @@ def test_any_string_is_a_rate_or_a_short_error_with_a_position_in_it(text: str) 
         ("0/month", Rate(0, "month")),
     ],
 )
-def test_a_rate_is_read_with_its_count_unit_and_multiple(text: str, rate: Rate) -> None:
+def test_a_rate_is_read_in_each_form(text: str, rate: Rate) -> None:
     assert parse_rate(text) == rate
 
 
@@ -279,7 +290,7 @@ def test_a_rate_in_words_groups_its_digits() -> None:
         ("10/s;;1/m", 5, "not a whole"), (5, None, "it is int, not a string"), ((10, 60), None, "it is tuple"),
     ],
 )  # fmt: skip
-def test_a_wrong_rate_is_refused_with_the_place_and_the_problem(value: Any, position: int, problem: str) -> None:
+def test_the_error_of_a_wrong_rate_says_where_it_is_wrong(value: Any, position: int, problem: str) -> None:
     with pytest.raises(RateError) as caught:
         parse_rates(value)
     assert (caught.value.text, caught.value.position) == (value, position)
@@ -301,7 +312,7 @@ def test_a_duration_is_seconds_or_a_timedelta_or_a_string(value: Any) -> None:
 
 
 @pytest.mark.parametrize(("value", "microseconds"), [(0.25, 250_000), (1e-9, 1), ("366 days", 366 * 86_400_000_000)])
-def test_a_duration_is_between_a_microsecond_and_366_days(value: Any, microseconds: int) -> None:
+def test_a_duration_has_from_a_microsecond_to_366_days(value: Any, microseconds: int) -> None:
     assert parse_duration("wait", value) == microseconds
 
 
@@ -324,21 +335,45 @@ def test_the_error_of_a_wrong_duration_shows_all_three_forms(value: object) -> N
 
 
 @pytest.mark.usefixtures("memory_store")
-@pytest.mark.parametrize("duration", [30, "30s", timedelta(seconds=30)])
-def test_every_function_and_option_takes_a_duration_in_each_form(duration: Any, settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": duration}
-    held = slot("s", 1, lease=duration, wait=duration)
-    rule = Rule.make("r", "1/m", ban={"after": "2/m", "for": [duration]}, cache_refusals=duration)
-    with freeze(START):
-        banned = ban(Rule.make("b", "1/m", ban={"after": "2/m", "for": "1h"}), "user:1", duration)
-        once("event", "1", ttl=duration)
-        with slot("renewed", 1, lease=3) as lease:
+@pytest.mark.parametrize("duration", [30, "30s", timedelta(seconds=30)], ids=["number", "string", "timedelta"])
+class TestADurationInEachForm:
+    def test_is_taken_by_the_setting(self, duration: Any, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": duration}
+
+        assert current().cache_refusals == 30.0
+
+    def test_is_taken_by_slots(self, duration: Any) -> None:
+        held = slot("s", 1, lease=duration, wait=duration)
+        concurrency(1, lease=duration, wait=duration)
+
+        assert (held.lease, held.wait) == (30.0, 30.0)
+
+    def test_is_taken_by_the_renewal_of_a_lease(self, duration: Any) -> None:
+        with freeze(START), slot("renewed", 1, lease=3) as lease:
             lease.renew(duration)
-            renewed = slot("renewed", 1).holders()[0][1]
-        acquire("1/m", "user:2", timeout=duration)
-    with freeze(START + 29_999_999):
-        known = once("event", "1")
-    concurrency(1, lease=duration, wait=duration)
-    spans = [current().cache_refusals, held.lease, held.wait, rule.cache_refusals, banned.retry_after, renewed]
-    assert spans == [30.0] * 6
-    assert (rule.ban.durations, known, counter("c", ttl=duration).ttl) == ((30_000_000,), False, timedelta(seconds=30))
+
+            assert slot("renewed", 1).holders()[0][1] == 30.0
+
+    def test_is_taken_by_the_options_of_a_rule(self, duration: Any) -> None:
+        rule = Rule.make("r", "1/m", ban={"after": "2/m", "for": [duration]}, cache_refusals=duration)
+
+        assert (rule.ban.durations, rule.cache_refusals) == ((30_000_000,), 30.0)
+
+    def test_is_taken_by_a_ban(self, duration: Any) -> None:
+        with freeze(START):
+            banned = ban(Rule.make("b", "1/m", ban={"after": "2/m", "for": "1h"}), "user:1", duration)
+
+        assert banned.retry_after == 30.0
+
+    def test_is_taken_by_once(self, duration: Any) -> None:
+        with freeze(START):
+            once("event", "1", ttl=duration)
+
+        with freeze(START + 29_999_999):
+            assert once("event", "1") is False
+
+    def test_is_taken_by_acquire(self, duration: Any) -> None:
+        assert acquire("1/m", "user:2", timeout=duration)
+
+    def test_is_taken_by_counters(self, duration: Any) -> None:
+        assert counter("c", ttl=duration).ttl == timedelta(seconds=30)

@@ -672,6 +672,7 @@ ONE_AFTER_ANOTHER: list[tuple[int, Literal["check", "force", "peek", "refund", "
 def test_stores_never_differ_in_what_is_taken_ahead_one_after_the_other(places: Places, its_rule: Asked) -> None:
     now, ids = START, itertools.count(1)
     shares: list[tuple[Ahead, int, int]] = []
+
     for gap, mode, cost, wish, which, spent in ONE_AFTER_ANOTHER:
         now += gap
         ask = Ask(its_rule, "user:1", cost)

@@ -48,11 +48,21 @@ def test_what_an_exempt_subject_did_not_spend_is_not_refunded() -> None:
         assert peek("2/m", SUBJECT).remaining == 1
 
 
-def test_a_rate_that_does_not_fit_the_rule_is_left_out_and_logged_once(caplog: Any, request: Any) -> None:
+def test_a_rate_that_does_not_fit_the_rule_is_left_out(request: Any) -> None:
+    override("r 0 0 5/month", request.node.name)
+
+    with freeze(START):
+        assert [check("10/m", SUBJECT, name=request.node.name).limit for _ in range(3)] == [10, 10, 10]
+
+
+def test_a_rate_that_does_not_fit_the_rule_is_logged_once(caplog: Any, request: Any) -> None:
     name = request.node.name  # no other test has logged it
     override("r 0 0 5/month", name)
+
     with freeze(START):
-        assert [check("10/m", SUBJECT, name=name).limit for _ in range(3)] == [10, 10, 10]
+        for _ in range(3):
+            check("10/m", SUBJECT, name=name)
+
     (record,) = caplog.records
     assert f"The override '5/month' does not fit rule {name!r} and is ignored: " in record.message
 
@@ -174,7 +184,7 @@ def test_a_peek_reports_a_ban() -> None:
     assert decision.explain() == f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 10 minutes."
 
 
-def test_a_reset_lifts_a_ban_and_says_whether_there_was_one() -> None:
+def test_a_reset_says_whether_it_lifted_a_ban() -> None:
     with freeze(START):
         refuse(4)
         assert [bool(reset("1/m", SUBJECT, ban=BAN)) for _ in range(2)] == [True, False]
@@ -215,6 +225,8 @@ def test_an_exemption_takes_precedence_over_a_ban() -> None:
 
 def test_refusals_that_led_to_a_ban_do_not_lead_to_the_next_one() -> None:
     ban = {"after": "3/h", "for": "1m"}
-    for times, moment, why in ((4, START, "banned"), (1, START + 2 * MINUTE, "")):
-        with freeze(moment):
-            assert refuse(times, "1/d", ban).outcomes[0].why == why
+    with freeze(START):
+        assert refuse(4, "1/d", ban).outcomes[0].why == "banned"
+
+    with freeze(START + 2 * MINUTE):
+        assert refuse(1, "1/d", ban).outcomes[0].why == ""
