@@ -79,12 +79,14 @@ def site(
 
 
 @pytest.mark.parametrize("pool", ["solo", "prefork"])
-def test_three_workers_stay_within_one_limit_and_run_other_tasks_beside(site: Site, pool: str) -> None:
+def test_other_tasks_run_while_three_workers_stay_within_one_limit(site: Site, pool: str) -> None:
     for number in range(60):
         site.app.tasks["limited"].delay(number)
     for _ in range(10):
         site.app.tasks["other"].delay()
+
     site.start(pool)
+
     wait_until(lambda: site.client.get("others") == b"10")
     assert len(site.started()) < 60  # they did not wait for the backlog
     wait_until(lambda: len(site.started()) == 60)
@@ -93,7 +95,7 @@ def test_three_workers_stay_within_one_limit_and_run_other_tasks_beside(site: Si
     assert site.client.llen("celery") == 0
 
 
-def test_a_killed_worker_loses_no_task_and_its_late_tasks_keep_the_limit(site: Site) -> None:
+def test_tasks_of_a_killed_worker_run_late_within_the_limit(site: Site) -> None:
     site.start("prefork")
     wait_until(lambda: sum(client["cmd"] == "brpop" for client in site.client.client_list()) == 3)
     for number in range(80):
@@ -101,7 +103,9 @@ def test_a_killed_worker_loses_no_task_and_its_late_tasks_keep_the_limit(site: S
     # Kill it while no message is on its way: Celery takes one from Redis before it notes that it holds it.
     wait_until(lambda: site.client.hlen("unacked") + len(site.started()) >= 80)
     assert len(site.started()) < 80
+
     site.workers[0].kill()
     site.workers[0].wait(PATIENCE)
+
     wait_until(lambda: site.started() == set(range(80)))
     assert site.surely_most_in(SECOND) <= 10

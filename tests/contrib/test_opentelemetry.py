@@ -76,22 +76,31 @@ def meters() -> Iterator[Meters]:
     found.provider.shutdown()
 
 
-def test_each_check_counts_by_rule_and_outcome_and_takes_its_time_once(meters: Meters) -> None:
-    for _ in range(5):
-        check("3/m", "user:secret", name="search", cache_refusals=9)
-        asyncio.run(acheck("1/m", "user:1", name="trial", shadow=True))
-    for _ in range(2):
-        check_all([("9/m", "user:1"), (Rule.make("b", "1/m"), "user:1"), (Rule.make("b", "1/m"), "user:2")])
-    with slot("export", 1):  # a slot is no check, and neither is a look at a limit
-        peek("1/m", "user:1")
-    refund("1/m", "user:1")
-    assert meters.checks == {
-        ("search", "allowed"): 3, ("search", "refused"): 2, ("trial", "allowed"): 1, ("trial", "shadowed"): 4,
-        ("9/m", "allowed"): 1, ("b", "allowed"): 2, ("b", "refused"): 2,
-    }  # fmt: skip
-    assert sum(meters.durations.values()) == 12
-    data: Any = meters.reader.get_metrics_data()
-    assert "secret" not in data.to_json()
+class TestEachCheck:
+    @pytest.fixture(autouse=True)
+    def checked(self, memory_store: None, meters: Meters) -> None:
+        """Twelve checks; neither a slot, a look at a limit nor a refund is one."""
+        for _ in range(5):
+            check("3/m", "user:secret", name="search", cache_refusals=9)
+            asyncio.run(acheck("1/m", "user:1", name="trial", shadow=True))
+        for _ in range(2):
+            check_all([("9/m", "user:1"), (Rule.make("b", "1/m"), "user:1"), (Rule.make("b", "1/m"), "user:2")])
+        with slot("export", 1):
+            peek("1/m", "user:1")
+        refund("1/m", "user:1")
+
+    def test_counts_for_the_outcome_of_each_rule(self, meters: Meters) -> None:
+        assert meters.checks == {
+            ("search", "allowed"): 3, ("search", "refused"): 2, ("trial", "allowed"): 1, ("trial", "shadowed"): 4,
+            ("9/m", "allowed"): 1, ("b", "allowed"): 2, ("b", "refused"): 2,
+        }  # fmt: skip
+
+    def test_has_its_time_taken_once(self, meters: Meters) -> None:
+        assert sum(meters.durations.values()) == 12
+
+    def test_never_shows_its_subject(self, meters: Meters) -> None:
+        data: Any = meters.reader.get_metrics_data()
+        assert "secret" not in data.to_json()
 
 
 def test_checks_that_asked_no_store_are_counted_by_rule(meters: Meters) -> None:
@@ -117,11 +126,12 @@ def test_the_bounds_of_the_histogram_rise_from_a_refusal_from_memory_to_four_tim
     assert all(1.99 < step < 2.51 for step in steps)
 
 
-def test_what_the_store_did_not_decide_is_degraded(meters: Meters) -> None:
+@pytest.mark.parametrize("chosen", ["allow", "deny", "local"])
+def test_what_the_store_did_not_decide_is_degraded(chosen: Any, meters: Meters) -> None:
     with no_answer():
-        for chosen in ("allow", "deny", "local"):
-            assert check("5/m", "user:1", name="search", on_unavailable=chosen).degraded
-    assert meters.checks == meters.durations == {("search", "degraded"): 3}
+        assert check("5/m", "user:1", name="search", on_unavailable=chosen).degraded
+
+    assert meters.checks == meters.durations == {("search", "degraded"): 1}
 
 
 def test_rules_past_the_cap_are_one(meters: Meters) -> None:
@@ -172,20 +182,35 @@ def test_a_meter_provider_that_fails_does_not_stop_the_site(settings: Any, monke
 
 
 @pytest.mark.usefixtures("no_provider")
-def test_the_app_turns_it_on_and_a_provider_that_is_set_later_gets_it(settings: Any) -> None:
-    before = list(metrics.receivers)
-    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, APP]
-    check("9/m", "user:1", name="search")
-    later = Meters()
-    set_meter_provider(later.provider)
-    check("9/m", "user:1", name="search")
-    assert later.checks == later.durations == {("search", "allowed"): 1}
-    instrument()  # once more counts nothing twice
-    check("9/m", "user:1", name="search")
-    assert later.checks["search", "allowed"] == 2
-    uninstrument()
-    assert metrics.receivers == before
-    later.provider.shutdown()
+class TestTheApp:
+    @pytest.fixture
+    def later(self, no_provider: None, settings: Any) -> Iterator[Meters]:
+        """The app is installed, one check is made, and then a provider is set."""
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, APP]
+        check("9/m", "user:1", name="search")
+        later = Meters()
+        set_meter_provider(later.provider)
+        yield later
+        later.provider.shutdown()
+
+    def test_counts_for_a_provider_that_is_set_later(self, later: Meters) -> None:
+        check("9/m", "user:1", name="search")
+
+        assert later.checks == later.durations == {("search", "allowed"): 1}
+
+    def test_counts_nothing_twice_if_it_is_turned_on_again(self, later: Meters) -> None:
+        instrument()
+        check("9/m", "user:1", name="search")
+
+        assert later.checks["search", "allowed"] == 1
+
+    def test_leaves_nothing_when_it_is_turned_off(self, settings: Any) -> None:
+        before = list(metrics.receivers)
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, APP]
+
+        uninstrument()
+
+        assert metrics.receivers == before
 
 
 def test_an_observer_that_asks_for_the_duration_is_told() -> None:

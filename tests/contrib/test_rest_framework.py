@@ -196,16 +196,24 @@ def codes(view: Any, token: str = "1", times: int = 1) -> list[int]:
 class TestWhoIsLimited:
     @pytest.mark.parametrize("route", ["search", "function", "function-above", "things/recent", "class", "async"])
     @pytest.mark.usefixtures("with_middleware")
-    def test_each_user_of_a_token_has_a_count_and_a_refusal_is_that_of_the_framework(self, route: str) -> None:
+    def test_each_user_of_a_token_has_a_count(self, route: str) -> None:
         rule = "over" if route == "class" else "search"
         with freeze(NOON):
             replies = [ask(route, token) for token in "1121"]
+
         assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
         assert [reply.headers["RateLimit"] for reply in replies] == [f'"{rule}";r={left};t=60' for left in (1, 0, 1, 0)]
         assert {reply.headers["RateLimit-Policy"] for reply in replies} == {f'"{rule}";q=2;w=60'}
-        assert [reply.headers.get("Cache-Control") for reply in replies[2:]] == [None, "no-store"]
-        assert replies[3].json() == {"detail": "The limit is 2 per minute. Please try again in 60 seconds."}
-        assert replies[3].headers["Retry-After"] == "60"
+
+    @pytest.mark.parametrize("route", ["search", "function", "function-above", "things/recent", "class", "async"])
+    @pytest.mark.usefixtures("with_middleware")
+    def test_a_refusal_is_that_of_the_framework(self, route: str) -> None:
+        with freeze(NOON):
+            *_, allowed, refused = [ask(route, token) for token in "1121"]
+
+        assert [reply.headers.get("Cache-Control") for reply in (allowed, refused)] == [None, "no-store"]
+        assert refused.json() == {"detail": "The limit is 2 per minute. Please try again in 60 seconds."}
+        assert refused.headers["Retry-After"] == "60"
 
     @pytest.mark.parametrize(
         ("route", "rules", "tokens", "expected"),
@@ -229,17 +237,32 @@ class TestWhoIsLimited:
         with_rules(settings, **given)
         assert statuses(route, *tokens.split()) == expected
 
-    @pytest.mark.parametrize(("rules", "policy"), [(RULES, '"scope";q=1;w=60'), ({}, '"scope";q=1;w=3600')])
+    @pytest.mark.parametrize(
+        ("rules", "policy"),
+        [(RULES, '"scope";q=1;w=60'), ({}, '"scope";q=1;w=3600')],
+        ids=["a rule", "a rate of the framework"],
+    )
     def test_throttle_scope_names_a_rule_or_else_a_rate_of_the_framework(
         self, rules: dict[str, Any], policy: str, settings: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"scope": "1/hour"})
         settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+
         replies = [ask("scope", user) for user in "121"]
+
         assert [reply.status_code for reply in replies] == [200, 200, 429]
         assert replies[0].headers["RateLimit-Policy"] == policy
-        for token, *classes in ("3", QuotaThrottle, ScopedRateThrottle), ("4", ScopedRateThrottle, QuotaThrottle):
-            assert codes(view_of(*classes, throttle_scope="scope"), token, 2) == [200, 429]  # both count it once
+
+    @pytest.mark.parametrize("rules", [RULES, {}], ids=["a rule", "a rate of the framework"])
+    @pytest.mark.parametrize("order", [1, -1], ids=["ours first", "ours last"])
+    def test_two_throttles_count_their_scope_once(
+        self, order: int, rules: dict[str, Any], settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"scope": "1/hour"})
+        settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+        classes = (QuotaThrottle, ScopedRateThrottle)[::order]
+
+        assert codes(view_of(*classes, throttle_scope="scope"), "3", 2) == [200, 429]
 
     def test_a_method_names_rules_of_its_own(self) -> None:
         assert statuses("things/old", "1", "1") == [200, 429]
@@ -703,23 +726,38 @@ def test_headers_are_written_again_only_if_settling_changed_them(
 
 
 @pytest.mark.parametrize("kind", ["detail_response", "problem_details"])
-def test_refusals_of_throttles_have_the_format_of_those_of_the_middleware(kind: str, settings: Any) -> None:
-    chosen, is_detail = f"django_quota.contrib.rest_framework.{kind}", kind == "detail_response"
-    settings.QUOTA = {**settings.QUOTA, **({"RESPONSE": chosen} if is_detail else {})}
-    settings.REST_FRAMEWORK = {} if is_detail else {"EXCEPTION_HANDLER": chosen}
-    with_rules(settings, flood={"rate": "1/m", "key": "ip", "match": "/waiting/"})
-    with freeze(NOON):
-        statuses("search", "1", "1")
-        statuses("waiting", "1")
-        replies = [ask(route, "1", HTTP_ACCEPT="application/json") for route in ("search", "waiting")]
-        assert ask("waiting", "1", HTTP_ACCEPT="text/html").headers["Content-Type"].startswith("text/html")
-    for reply in replies:
+class TestTheFormatOfRefusals:
+    @pytest.fixture(autouse=True)
+    def chosen(self, kind: str, settings: Any) -> None:
+        chosen = f"django_quota.contrib.rest_framework.{kind}"
+        if kind == "detail_response":
+            settings.QUOTA = {**settings.QUOTA, "RESPONSE": chosen}
+        settings.REST_FRAMEWORK = {} if kind == "detail_response" else {"EXCEPTION_HANDLER": chosen}
+        with_rules(settings, flood={"rate": "1/m", "key": "ip", "match": "/waiting/"})
+
+    @pytest.mark.parametrize("route", ["search", "waiting"], ids=["of a throttle", "of the middleware"])
+    def test_is_chosen_for_every_refusal(self, route: str, kind: str) -> None:
+        is_detail = kind == "detail_response"
+        with freeze(NOON):
+            statuses("search", "1", "1")
+            statuses("waiting", "1")
+            reply = ask(route, "1", HTTP_ACCEPT="application/json")
+
         media_type = "application/json" if is_detail else "application/problem+json"
         assert (reply.status_code, reply.headers["Content-Type"]) == (429, media_type)
         said = reply.json()["detail" if is_detail else "type"]
         assert said.endswith("per minute. Please try again in 60 seconds." if is_detail else "#quota-exceeded")
         assert {"Retry-After", "RateLimit", "RateLimit-Policy", "Cache-Control"} <= set(reply.headers)
-    assert ask("members", "wrong").json() == {"detail": "Invalid token."}, "other errors are the framework's"
+
+    def test_is_a_page_for_a_browser(self) -> None:
+        with freeze(NOON):
+            statuses("waiting", "1")
+            reply = ask("waiting", "1", HTTP_ACCEPT="text/html")
+
+        assert reply.headers["Content-Type"].startswith("text/html")
+
+    def test_leaves_other_errors_to_the_framework(self) -> None:
+        assert ask("members", "wrong").json() == {"detail": "Invalid token."}
 
 
 def test_a_view_whose_throttled_has_words_of_its_own_keeps_them() -> None:
@@ -794,18 +832,29 @@ class TestBodiesAndCosts:
         with_rules(settings, none={"rate": "0/m", "key": "user", "match": "/body/"})
         assert post("body", body, content_type).status_code == 429, "what another limit refuses is not parsed"
 
-    def test_a_view_and_an_action_take_their_cost_once_of_the_rules_that_they_name(self, settings: Any) -> None:
-        costly: Any = type(
-            "Costly", (Things,), {"quota_rules": ("budget",), "quota_cost": 5, "throttle_scope": "scope"}
-        )
+    @pytest.fixture
+    def budgets(self, settings: Any) -> Any:
+        """A view that costs five units of two rules that it names."""
         rules = {name: {"rate": "100/m", "key": "user"} for name in ("budget", "scope")}
-        waits = {"rate": "100/m", "key": "user", "match": "/own/"}
-        with_rules(settings, **rules, waits=waits)
-        called(costly.as_view({"get": "list"}))
-        called(costly.as_view({"get": "recent"}, quota_cost=50))
+        with_rules(settings, **rules, waits={"rate": "100/m", "key": "user", "match": "/own/"})
+        named = {"quota_rules": ("budget",), "quota_cost": 5, "throttle_scope": "scope"}
+        return type("Costly", (Things,), named)
+
+    def test_a_view_takes_its_cost_once_of_the_rules_that_it_names(self, budgets: Any) -> None:
+        called(budgets.as_view({"get": "list"}))
+
+        assert [peek(name, "user:1").remaining for name in ("budget", "scope")] == [95, 95]
+
+    def test_an_action_takes_its_own_cost(self, budgets: Any) -> None:
+        called(budgets.as_view({"get": "recent"}, quota_cost=50))
+
+        assert [peek(name, "user:1").remaining for name in ("budget", "scope")] == [50, 50]
+
+    def test_a_rule_of_the_site_that_a_view_names_takes_the_cost_once(self, budgets: Any, settings: Any) -> None:
         at(settings, own=view_of(QuotaThrottle, quota_rules=["waits"], quota_cost=50))
+
         assert statuses("own", "1") == [200]
-        assert [peek(name, "user:1").remaining for name in ("budget", "scope", "waits")] == [45, 45, 50]
+        assert peek("waits", "user:1").remaining == 50
 
 
 # --- what the site knows ----------------------------------------------------------------------------------------------
@@ -959,18 +1008,23 @@ def test_the_page_prints_what_it_shows(settings: Any, monkeypatch: pytest.Monkey
     (throttle,) = shown["REST_FRAMEWORK"]["DEFAULT_THROTTLE_CLASSES"]
     monkeypatch.setattr(APIView, "throttle_classes", [import_string(throttle)])
     users = {name: User(pk=pk, username=name) for pk, name in enumerate(("ann", "bob"), 1)}
+
     with freeze(NOON):
         names = run_page("docs/rest_framework.md", **users)
+
         request = APIRequestFactory().post("/", {"phone": "1"}, format="json")
         share = names["Books"].as_view({"post": "share"}, throttle_classes=[QuotaThrottle])
         assert [share(request).status_code for _ in range(2)] == [201, 429]
+
         assert codes(names["lookup"], "", 11)[-1] == 429
         monkeypatch.setattr(APIView, "get_exception_handler", lambda self: names["with_limit"])
         assert called(names["lookup"], "")[0].data["limit"] == "10 per minute"
+
         for_ninja = TestClient(names["api"], headers={"Authorization": "Bearer token-2"})
         replies = [for_ninja.get("/search") for _ in range(11)]
         policies = '"search#2-s";q=10;w=1, "search#2-h";q=500;w=3600, "search";q=1000;w=3600'
         assert replies[0]["RateLimit-Policy"] == policies
         assert replies[10].json() == {"error": "too_many", "wait": 1}
+
     assert issubclass(import_string(names["REST_FRAMEWORK"]["DEFAULT_SCHEMA_CLASS"]), AutoSchema)
     assert names["BurstRateThrottle"]().num_requests == 60

@@ -99,13 +99,29 @@ def test_tasks_run_one_after_the_other(
     assert waits(*(enqueue(export, org) for org in orgs)) == expected
 
 
-def test_the_arguments_the_options_and_a_later_moment_of_the_task_stay(export: Any) -> None:
+def test_the_arguments_of_the_task_stay(export: Any) -> None:
     limit = TaskQuota("10/m")
     limit.enqueue(export, 1)
-    result = limit.enqueue(export.using(priority=5), 7, file_format="pdf")
-    assert (result.args, result.kwargs, result.task.priority) == ([7], {"file_format": "pdf"}, 5)
+
+    result = limit.enqueue(export, 7, file_format="pdf")  # it waits for its place
+
+    assert (result.args, result.kwargs) == ([7], {"file_format": "pdf"})
+
+
+def test_the_options_of_the_task_stay(export: Any) -> None:
+    limit = TaskQuota("10/m")
+    limit.enqueue(export, 1)
+
+    assert limit.enqueue(export.using(priority=5), 7).task.priority == 5
+
+
+def test_a_later_moment_of_the_task_stays(export: Any) -> None:
+    limit = TaskQuota("10/m")
+    for number in range(2):
+        limit.enqueue(export, number)
     later = export.using(run_after=NOON + timedelta(hours=1))
     soon = export.using(run_after=NOON + timedelta(seconds=1))  # it waits for its place
+
     assert waits(*(limit.enqueue(task, 7) for task in (later, soon))) == [3600.0, 18.0]
 
 
@@ -120,14 +136,23 @@ def test_without_room_or_a_backend_that_can_defer_nothing_is_enqueued(export: An
     assert len(export.get_backend().results) == 2
 
 
-def test_while_redis_does_not_answer_a_rule_decides_and_none_may_need_a_request(export: Any, settings: Any) -> None:
-    settings.QUOTA = {}  # the settings of the tests lead to no server
-    limit = TaskQuota("1/m")
-    assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 0.0]
-    with pytest.raises(QuotaExceeded):
-        TaskQuota(Rule.make("exports", "1/m", on_unavailable="deny")).enqueue(export, 7)
-    with pytest.raises(RuleError, match="needs a request"):
-        TaskQuota(Rule.make("devices", "3/d", distinct=True)).enqueue(export, 7)
+class TestWhileRedisDoesNotAnswer:
+    @pytest.fixture(autouse=True)
+    def no_server(self, export: Any, settings: Any) -> None:
+        settings.QUOTA = {}  # the settings of the tests lead to no server
+
+    def test_tasks_are_enqueued_at_once(self, export: Any) -> None:
+        limit = TaskQuota("1/m")
+
+        assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 0.0]
+
+    def test_a_rule_may_deny_tasks(self, export: Any) -> None:
+        with pytest.raises(QuotaExceeded):
+            TaskQuota(Rule.make("exports", "1/m", on_unavailable="deny")).enqueue(export, 7)
+
+    def test_a_rule_that_needs_a_request_is_an_error(self, export: Any) -> None:
+        with pytest.raises(RuleError, match="needs a request"):
+            TaskQuota(Rule.make("devices", "3/d", distinct=True)).enqueue(export, 7)
 
 
 @pytest.mark.skipif(tasks is None, reason="Django 6.0 brought django.tasks")

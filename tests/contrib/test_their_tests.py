@@ -48,6 +48,7 @@ def test_their_tests_pass_with_our_drop_ins(package: str, module: str, passed: s
     fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "-d", str(tmp_path), source]
     if subprocess.run(fetch, capture_output=True, check=False).returncode:
         pytest.skip(f"pip cannot fetch the sources of {package}")
+
     folder = tmp_path / "django_ratelimit"
     folder.mkdir()
     for name, text in MODULES.items():
@@ -58,6 +59,7 @@ def test_their_tests_pass_with_our_drop_ins(package: str, module: str, passed: s
         (folder / "tests.py").write_bytes(tests.read())
     plugins = [f"-p{each}" for each in ("tests.contrib.their_tests_plugin", "no:django_quota", "no:cacheprovider")]
     left_out = [f"--deselect=django_ratelimit/tests.py::CacheFailTests::{name}" for name in CANNOT_PASS]
+
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugins, *left_out, "django_ratelimit/tests.py"],
         cwd=tmp_path,
@@ -66,5 +68,6 @@ def test_their_tests_pass_with_our_drop_ins(package: str, module: str, passed: s
         text=True,
         check=False,
     )
+
     assert run.returncode == 0, run.stdout
     assert re.search(passed, run.stdout), run.stdout
