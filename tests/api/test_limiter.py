@@ -350,12 +350,18 @@ class TestForce:
 
         assert not refusals.called
 
+    @pytest.mark.usefixtures("at_one_time")
     def test_the_counts_of_the_day_have_it_as_allowed(self) -> None:
         self.export()
 
         flusher.flush()
 
         assert [day["export"] for day in recent_usage(SUBJECT).values()] == [Count(allowed=4, refused=0, units=24)]
+
+    @pytest.mark.usefixtures("at_one_time")
+    def test_the_metrics_say_whether_there_was_room(self) -> None:
+        self.export()
+
         assert checks_of_today()["export"] == (1, 3, 0)
 
     def test_it_never_bans(self) -> None:

@@ -15,7 +15,6 @@ from django.core.management.base import CommandError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
-from django.utils import timezone
 
 from django_quota import (
     Rule,
@@ -358,7 +357,7 @@ def test_the_limits_of_a_subject_are_those_of_both_stores() -> None:
 
 
 @pytest.fixture
-def both_in_use(database: Any, redis_server: RedisServer, raw: Any, settings: Any) -> None:
+def both_in_use(database: Any, redis_server: RedisServer, raw: Any, settings: Any, at_one_time: None) -> None:
     """Redis and the database of the site, with its tables."""
     settings.CACHES = caches(redis_server)
     settings.QUOTA = {"RULES": {"month": MONTH, "burst": "3/m"}}
@@ -374,7 +373,7 @@ def test_a_roll_up_moves_the_days_of_both_stores() -> None:
 
 @pytest.mark.usefixtures("both_in_use")
 def test_the_lines_of_a_bill_are_those_of_both_stores() -> None:
-    today = timezone.localdate()
+    today = date(2025, 11, 21)  # that of `at_one_time`
     lines = usage_lines(today, today + timedelta(days=1))
     assert sorted((line.rule, line.units) for line in lines) == [("burst", 1), ("month", 2)]
 
