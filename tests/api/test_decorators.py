@@ -103,7 +103,7 @@ class TestKindsOfViews:
             ),
             pytest.param(lambda: quota("1/m")(plain)("no request"), "got no request", id="a call without a request"),
             pytest.param(lambda: quota("1/m")(None), ".", id="None"),  # type: ignore[type-var]
-            pytest.param(lambda: quota(plain)(get()), r"@quota\(", id="no parentheses"),  # type: ignore[call-overload]
+            pytest.param(lambda: quota(plain)(get()), r"@quota\(", id="no parentheses"),
         ],
     )
     def test_what_cannot_be_limited_is_refused(self, use: Callable[[], Any], words: str) -> None:

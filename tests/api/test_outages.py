@@ -168,7 +168,7 @@ WITHOUT_SCRIPTS = {
 }
 
 
-@pytest.fixture(scope="module", params=WITHOUT_SCRIPTS.values(), ids=WITHOUT_SCRIPTS)
+@pytest.fixture(scope="module", params=WITHOUT_SCRIPTS.values(), ids=list(WITHOUT_SCRIPTS))
 def without_scripts(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[RedisServer]:
     with running_redis(redis_server.program, *request.param) as server:
         yield server
@@ -374,7 +374,7 @@ class TestAKeyOfAnotherType:
         assert reported == []
 
     def test_is_logged_once(self, what: str, reported: list[Any], caplog: pytest.LogCaptureFixture) -> None:
-        setup = [record for when in ("setup", "call") for record in caplog.get_records(when)]  # type: ignore[arg-type]
+        setup = [record for when in ("setup", "call") for record in caplog.get_records(when)]
 
         (line,) = [record.getMessage() for record in setup if record.levelno >= logging.WARNING]
 

@@ -326,7 +326,7 @@ def test_a_database_that_hangs_costs_no_slot(age: Age, renewed_often: list[float
 @forks
 class TestAForkedProcess:
     @pytest.fixture
-    def forked(self, age: Age, opened: list[BaseDatabaseWrapper]) -> list[int | None]:
+    def forked(self, age: Age, opened: list[BaseDatabaseWrapper]) -> list[int]:
         """Two processes read on after a fork: how they ended."""
 
         def decide() -> None:
@@ -347,11 +347,11 @@ class TestAForkedProcess:
             children += [started(decide) for _ in range(2)]
             return ended(children)
 
-    def test_reads_on_a_connection_of_its_own(self, forked: list[int | None]) -> None:
+    def test_reads_on_a_connection_of_its_own(self, forked: list[int]) -> None:
         assert forked == [0, 0]
 
     def test_leaves_the_connection_of_its_parent_open(
-        self, forked: list[int | None], age: Age, opened: list[BaseDatabaseWrapper]
+        self, forked: list[int], age: Age, opened: list[BaseDatabaseWrapper]
     ) -> None:
         block_elsewhere("exempt")
         age.refresh_is_due()

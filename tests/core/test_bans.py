@@ -36,7 +36,7 @@ EDGE = MINUTE - START % MINUTE
 )  # fmt: skip
 def test_refusals_ban(rate: str, steps: list[tuple[int, int, str, int]]) -> None:
     """Each step: when, how many checks, and what the last of them says: why, and for how many seconds."""
-    found = []
+    found: list[tuple[int, str, object]] = []
     for moment, times, _, _ in steps:
         with freeze(START + moment):
             decision = [check(rate, SUBJECT, ban=BAN) for _ in range(times)][-1]
