@@ -14,10 +14,15 @@ from django.views import View
 from django_quota import ban, check, peek, quota
 from django_quota.testing import freeze
 from tests.support import commands
+from tests.support.outages import no_answer
 from tests.support.steps import START
 
 costly = Mock(side_effect=RuntimeError("a cost is asked for only when something is taken"))
 no_tenant = Mock(side_effect=RuntimeError("no tenant"))
+
+
+def host_of(request: Any) -> str:
+    return str(request.get_host())
 
 
 class Orders(View):
@@ -126,6 +131,73 @@ def test_a_rule_whose_key_fails_is_shown_with_the_error(settings: Any) -> None:
     assert "tenant (settings): not known, RuntimeError: no tenant" in said("/search/")
 
 
+@pytest.mark.parametrize(
+    ("rule", "shown"),
+    [
+        pytest.param({"rate": None}, "only (settings) for ip:127.0.0.1\n  unlimited\n", id="no rate"),
+        pytest.param({"rate": "0/m"}, "  0/m: 0 of 0 left (never admitted)\n", id="nothing is admitted"),
+        pytest.param({"rate": "9/m", "shadow": True}, "  9/m: 9 of 9 left (a shadow rule)\n", id="a shadow rule"),
+        pytest.param(
+            {"rate": {"anonymous": None, "authenticated": "9/m"}, "daily": True},
+            "  unlimited: 0 used\n",
+            id="a tier without a limit",
+        ),
+    ],
+)
+def test_a_rule_that_is_no_plain_limit_is_shown_in_words(rule: dict[str, Any], shown: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"only": {"match": "/", **rule}}}
+
+    assert shown in said("/nowhere/")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words", "host"),
+    [
+        pytest.param([], [], "localhost", id="none"),
+        pytest.param(["*"], [], "localhost", id="any"),
+        pytest.param(["shop.example", "b.example"], [], "shop.example", id="the first that is allowed"),
+        pytest.param([".shop.example"], [], "shop.example", id="a domain with its subdomains"),
+        pytest.param(["shop.example", "b.example"], ["--host", "b.example"], "b.example", id="the host that is given"),
+    ],
+)
+def test_the_request_is_to_a_host_that_the_site_allows(
+    hosts: list[str], words: list[str], host: str, settings: Any
+) -> None:
+    settings.ALLOWED_HOSTS = hosts
+    settings.DEBUG = not hosts  # as Django allows localhost
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"only": {"rate": "9/m", "match": "/", "key": host_of}}}
+
+    ((_, subject, _),) = met("/nowhere/", *words)
+
+    assert subject.rpartition(":")[2] == host
+
+
+def test_json_has_each_limit_of_a_rule(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"only": {"rate": "9/m", "match": "/"}}}
+    limit = {"rate": "9/m", "used": 0, "limit": 9, "remaining": 9, "retry_after": 0.0, "why": "", "shadow": False}
+
+    (row,) = said("/nowhere/", "--json")
+
+    assert row == {"rule": "only", "from": "settings", "subject": HERE, "limits": [limit], "problem": ""}
+
+
+def test_a_request_that_nothing_limits_is_told_so(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {}}
+
+    assert "No rule applies to this request.\n" in said("/nowhere/")
+
+
+def test_a_note_says_that_the_memory_of_other_processes_is_not_seen(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
+
+    assert 'Note: QUOTA["STORE"] is "memory", so what other processes have used is not seen.' in said("/search/")
+
+
+def test_a_store_that_does_not_answer_is_an_error() -> None:
+    with no_answer(), pytest.raises(CommandError, match="it did not report what the limits have left"):
+        said("/nowhere/")
+
+
 def test_a_quiet_command_prints_what_was_asked_for() -> None:
     assert "flood (settings)" in said("/nowhere/", "--verbosity", "0")
 
@@ -148,18 +220,40 @@ class TestAllRules:
     def test_a_line_says_rate_key_place(self, line: str) -> None:
         assert line in said()
 
+    @pytest.mark.parametrize(
+        "row",
+        [
+            pytest.param({"rule": "flood", "rate": "100/m", "key": "ip", "match": ["/"]}, id="of the settings"),
+            pytest.param({"rule": "outer", "rate": "3/m", "key": "user", "match": []}, id="of a view"),
+        ],
+    )
+    def test_json_has_each_rule(self, row: dict[str, Any]) -> None:
+        assert row in said("--json")
+
+    def test_a_rule_that_cannot_be_read_is_listed_with_the_error(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"wrong": "10/x"}}
+
+        assert "wrong: " in said()
+        assert "'x' is not a unit" in said()
+
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         pytest.param(("search/",), "Begin it with a slash", id="a path without a slash"),
         pytest.param(("/search/", "--user", "nobody"), "of a user", id="an unknown user"),
+        pytest.param(
+            ("/search/", "--user", "a@shop.example"), r"several users\. Use a key: \d+, \d+\.", id="several users"
+        ),
+        pytest.param(("/search/", "--ip", "nowhere"), "'nowhere' is not an IP address. Use, for", id="no address"),
         pytest.param(("/search/", "--host", "evil.example"), "evil.example", id="a host that is not allowed"),
         pytest.param(("--user", "ann"), "needs a PATH", id="a user without a path"),
     ],
 )
 def test_bad_input_is_an_error(words: tuple[str, ...], why: str, settings: Any) -> None:
     settings.ALLOWED_HOSTS = ["localhost"]
+    for name in ("ann", "bob"):
+        User.objects.create_user(name, "a@shop.example")
 
     with pytest.raises(CommandError, match=why):
         said(*words)
