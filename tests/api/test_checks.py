@@ -97,6 +97,26 @@ def test_the_memory_store_needs_no_redis() -> None:
     assert ids({"STORE": "memory"}, {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}) == []
 
 
+@pytest.mark.parametrize(
+    ("template", "is_found"),
+    [
+        pytest.param("429.html", True, id="ours"),
+        pytest.param("shop/429.html", False, id="one that is missing"),
+        pytest.param("a" * 300, False, id="what cannot be the name of a file"),
+    ],
+)
+def test_w002_the_template_for_refused_visitors_is_missing(template: str, is_found: bool) -> None:
+    says = f"The template {template!r} for refused visitors is not found: they get plain text."
+
+    assert [found.msg for found in findings({"TEMPLATE": template})] == ([] if is_found else [says])
+
+
+def test_w002_a_site_without_templates_needs_none(settings: Any) -> None:
+    settings.TEMPLATES = []
+
+    assert findings({"TEMPLATE": "shop/429.html"}) == []
+
+
 def client(name: str, location: Any = REDIS["LOCATION"], **more: Any) -> dict[str, Any]:
     return {"LOCATION": location, "OPTIONS": {**TIMEOUTS, "CLIENT_CLASS": name, **more}}
 

@@ -262,6 +262,42 @@ def test_what_is_not_a_moment_is_an_error(option: str) -> None:
         shown(option, "soon")
 
 
+def notes(*words: str) -> str:
+    said = io.StringIO()
+    call_command("quota_events", *words, stdout=io.StringIO(), stderr=said)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        pytest.param([], "There are no such events.\n", id="there is none"),
+        pytest.param(["--kind", "refused"], "", id="there is one"),
+    ],
+)
+def test_a_note_says_that_there_are_no_such_events(words: list[str], says: str, raw: redis.Redis) -> None:
+    if words:
+        tell(raw, "ip:1")
+
+    assert notes(*words) == says
+
+
+def test_a_rule_that_is_gone_is_found_by_its_events(raw: redis.Redis) -> None:
+    tell(raw, "ip:1", rule="gone")
+    tell(raw, "ip:2", rule="another")
+
+    (event,) = shown("--rule", "gone", "--json")
+
+    assert json.loads(event)["subject"] == "ip:1"
+
+
+def test_a_rule_that_neither_the_site_nor_an_event_has_is_an_error(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"search": "9/m"}}
+
+    with pytest.raises(CommandError, match=r'Did you mean "search"\?.* No event has it either\.'):
+        shown("--rule", "serch")
+
+
 class TestWhyARefusalIsReported:
     """A limit that has room is not the reason."""
 
@@ -454,6 +490,26 @@ def test_events_that_another_reader_has_are_not_read(raw: redis.Redis, small_pag
 
     assert subjects() == names
     assert pending(raw) == 1
+
+
+class TestNewGroup:
+    """A group that nobody has made before."""
+
+    def test_it_begins_with_the_next_event(self, raw: redis.Redis) -> None:
+        tell(raw, "ip:1")
+        read()
+        tell(raw, "ip:2")
+
+        assert subjects() == ["ip:2"]
+
+    @pytest.mark.parametrize("is_new", [True, False], ids=["new", "there already"])
+    def test_a_note_says_so(self, is_new: bool, raw: redis.Redis) -> None:
+        if not is_new:
+            begin(raw)
+
+        _, said = read()
+
+        assert said == ("The group 'g' is new. It begins with the next event.\n" if is_new else "")
 
 
 @pytest.fixture

@@ -92,8 +92,10 @@ def test_our_tables_may_be_in_another_database_than_users(
     [
         ({"mode": "rate", "rate": "10/s; 500/h"}, "", ""), ({"mode": "exempt"}, "", ""),
         ({"rule": "*", "starts": NOW, "expires": NOW + HOUR}, "", ""),
-        ({"starts": NOW, "expires": NOW}, "expires", ""), ({"mode": "rate", "rate": "  "}, "rate", "needs a rate"),
-        ({"mode": "rate", "rate": "10/m;"}, "rate", "'10/m;' is not a rate"), ({"rate": "10/m"}, "rate", ""),
+        ({"starts": NOW, "expires": NOW}, "expires", "must expire after it starts"),
+        ({"mode": "rate", "rate": "  "}, "rate", "needs a rate"),
+        ({"mode": "rate", "rate": "10/m;"}, "rate", "'10/m;' is not a rate"),
+        ({"rate": "10/m"}, "rate", "belongs to the mode"),
         ({"mode": "rate", "rate": "10/month"}, "rate", "calendar"),
         ({"mode": "rate", "rate": "10/month", "rule": "*"}, "rate", "calendar"),
         ({"mode": "rate", "rate": "10/month", "rule": "plan"}, "", ""),

@@ -451,6 +451,12 @@ class TestErrors:
             call_command("quota_rollup")
 
 
+@pytest.mark.parametrize("batch", [0, 5_001])
+def test_a_batch_outside_of_its_bounds_is_an_error(batch: int) -> None:
+    with pytest.raises(CommandError, match=f"--batch {batch}: use 1 to 5,000, for example 500."):
+        call_command("quota_rollup", batch=batch)
+
+
 only_one_redis = pytest.mark.parametrize("redis_server", server_programs()[:1], indirect=True, ids=["redis"])
 
 

@@ -129,6 +129,14 @@ def test_bytes_that_are_not_utf_8_are_named(words: tuple[str, ...]) -> None:
         call_command(*words)
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_an_unknown_database_is_named_with_what_to_use() -> None:
+    check("9/d", "user:1", name="api")
+
+    with pytest.raises(CommandError, match=r"'nowhere'.* Use an alias of DATABASES\."):
+        call_command("quota_rollup", database="nowhere")
+
+
 @pytest.mark.parametrize("last", ["0", "-3"])
 @pytest.mark.usefixtures("redis_cache")
 def test_events_are_asked_for_by_a_number_from_1(last: str) -> None:

@@ -205,6 +205,7 @@ class TestAddressWithoutItsKind:
         pytest.param(
             ("import", "-", "--label", "bots", "--as", "never"), "'never' is neither a rate", id="an unknown mode"
         ),
+        pytest.param(("import", "-", "--label", ""), "--label is empty. Use a name of the list", id="no label"),
         pytest.param(("import", "binary", "--label", "bots"), "is not UTF-8 text", id="a binary file"),
         pytest.param(
             ("import", "-", "--label", "bots", "--rule", "serch"), 'Did you mean "search"', id="a misspelled rule"

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from io import StringIO
 from itertools import takewhile
 from typing import Any
@@ -22,9 +23,11 @@ from django_quota import ban, check, check_all, counter, peek, quota, reserve, s
 from django_quota.adapters import digest
 from django_quota.contrib.auth import LoginRefused
 from django_quota.core.overrides import ALL_RULES
+from django_quota.features.bans.lists import bans_in_force
 from django_quota.features.counters import calls
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
+from django_quota.management.commands import quota_bans
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from tests.support.commands import said
@@ -303,6 +306,7 @@ class TestOverrides:
         monkeypatch.setattr(overrides, "rows", Away())
 
         assert "Note: The overrides could not be read: the connection is closed.\n" in run("quota_status", SUBJECT)
+        assert run("quota_status", SUBJECT, "--json")["overrides_problem"] == "the connection is closed"
 
 
 @pytest.mark.django_db
@@ -499,6 +503,55 @@ class TestBans:
         assert run("quota_bans", "list", "--subject", "user:7").startswith("user:7 from banning until ")
 
     @pytest.mark.usefixtures("two_bans")
+    def test_a_listed_ban_is_an_object_in_json(self) -> None:
+        (row,) = run("quota_bans", "list", "--subject", "user:7", "--json")
+
+        assert row == {"subject": "user:7", "rule": "banning", "until": "2025-11-21T05:00:00+00:00"}
+
+    @pytest.mark.usefixtures("two_bans")
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            pytest.param(["--subject", "user:9"], "user:9 is not banned.", id="of a subject"),
+            pytest.param(["--rule", "search"], "Nobody is banned from search.", id="from a rule"),
+            pytest.param(
+                ["--subject", "user:7", "--rule", "search"],
+                "user:7 is not banned from search.",
+                id="of a subject from a rule",
+            ),
+        ],
+    )
+    def test_it_says_that_there_is_no_such_ban(self, options: list[str], says: str) -> None:
+        assert f"{says}\n" in run("quota_bans", "list", *options)
+
+    @pytest.mark.parametrize("verb", [["list"], ["lift", SUBJECT]], ids=["list", "lift"])
+    def test_a_misspelled_rule_gets_a_hint(self, verb: list[str]) -> None:
+        assert 'Did you mean "banning"?' in run("quota_bans", *verb, "--rule", "bannign")
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_note_says_that_there_are_more_bans_than_are_looked_at(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(quota_bans, "bans_in_force", partial(bans_in_force, 1))
+
+        listed = run("quota_bans", "list")
+
+        assert listed.startswith(f"{SUBJECT} from banning until ")
+        assert "user:7" not in listed
+        assert "Note: of 2 bans, only the 1 that end first are looked at.\n" in listed
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_without_events_there_is_no_list_of_all(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+
+        with pytest.raises(CommandError, match=r'QUOTA\["EVENTS"\] is 0, so there is no list.* Give --subject\.'):
+            run("quota_bans", "list")
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_without_events_those_of_a_subject_are_listed(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+
+        assert "user:7 from banning" in run("quota_bans", "list", "--subject", "user:7")
+
+    @pytest.mark.usefixtures("two_bans")
     def test_a_dry_run_lifts_nothing(self) -> None:
         printed = run("quota_bans", "lift", SUBJECT, "--dry-run")
 
@@ -517,6 +570,12 @@ class TestBans:
         assert run("quota_bans", "lift", SUBJECT) == f"Lifted the ban of {SUBJECT} from banning\n"
         with freeze(START):
             assert peek("banning", SUBJECT)
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_ban_that_is_lifted_is_an_object_in_json(self) -> None:
+        lifted = run("quota_bans", "lift", "user:7", "--json")
+
+        assert lifted == {"bans": [{"subject": "user:7", "rule": "banning", "ends_in": 1200.0}], "dry_run": False}
 
     def test_lifting_where_there_is_no_ban_is_an_empty_list_in_json(self) -> None:
         assert run("quota_bans", "lift", SUBJECT, "--json") == {"bans": [], "dry_run": False}

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import urllib.request
 from io import StringIO
 from itertools import pairwise
@@ -178,6 +179,14 @@ def test_the_command_prints_the_metrics() -> None:
 def test_a_wrong_address_for_the_command_is_a_clear_error(given: str) -> None:
     with pytest.raises(CommandError, match="is not an address with a port"):
         call_command("quota_metrics", serve=given)
+
+
+def test_an_address_that_is_taken_is_a_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        with pytest.raises(CommandError, match=f"Cannot listen on {address}: Address already in use."):
+            call_command("quota_metrics", serve=address)
 
 
 def test_without_redis_all_but_the_state_of_the_store_is_left_out() -> None:
