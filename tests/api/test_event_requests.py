@@ -15,7 +15,7 @@ from django.utils.functional import SimpleLazyObject
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota import acheck, check, quota
+from django_quota import acheck, ban, check, quota
 from django_quota.core.clock import DAY
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import AppendEvents, EventLog, EventRecord
@@ -274,6 +274,28 @@ def test_redis_keeps_no_event_for_longer_than_its_days(redis_cache: Any, raw: re
 
     assert [event.subject for event in logged()] == ["user:29", "user:0"]
     assert 29 * 86_400 < raw.ttl(log.keys[0]) <= 30 * 86_400
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    ("quota", "days"),
+    [pytest.param({}, 90, id="unless set"), pytest.param({"EVENT_DAYS": 2}, 2, id="as the setting says")],
+)
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda: check("0/m", "user:7"), id="a refusal"),
+        pytest.param(lambda: ban("banning", "user:7", 60), id="a ban"),
+    ],
+)
+def test_the_setting_says_for_how_many_days_redis_keeps_events(
+    write: Callable[[], object], quota: dict[str, Any], days: int, settings: Any, raw: redis.Redis
+) -> None:
+    settings.QUOTA = {**quota, "RULES": {"banning": {"rate": "1/m", "ban": {"after": "9/m", "for": "1h"}}}}
+
+    write()
+
+    assert (days - 1) * 86_400 < raw.ttl("quota:1:{!}:events") <= days * 86_400
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -1,8 +1,9 @@
 """What pages and commands show and do where states are in a database: events, bans, usage, sweeps, status."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -333,6 +334,42 @@ class TestSweep:
 
         assert len(reported()) == 3
         assert len(list(store.names("quota:1:{user:*}:u:x"))) == 4
+
+
+def clean_after_an_interval() -> None:
+    timer = Clock()
+    cleaning = Cleaning(current_store().database, timer)
+    timer.now += 1.5 * CLEANING_INTERVAL
+    cleaning.flush()
+
+
+@pytest.mark.parametrize(
+    "delete",
+    [
+        pytest.param(partial(said, "quota_sweep"), id="a sweep"),
+        pytest.param(clean_after_an_interval, id="a process that decides"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kept", "left"),
+    [
+        pytest.param({"EVENT_DAYS": 2}, ["user:1", "user:0"], id="EVENT_DAYS"),
+        pytest.param({"EVENTS": 1}, ["user:0"], id="EVENTS"),
+        pytest.param({}, ["user:3", "user:1", "user:0"], id="nothing set"),
+    ],
+)
+def test_events_are_deleted_as_the_settings_say(
+    delete: Callable[[], object], kept: dict[str, int], left: list[str], store: DatabaseStore, settings: Any
+) -> None:
+    settings.QUOTA = {"STORE": "database", **kept}
+    moment = now()
+    for days in (3, 1, 0):
+        with freeze(moment - days * DAY):
+            refuse(f"user:{days}")
+
+    delete()
+
+    assert [subject for _, subject in reported()] == left
 
 
 @pytest.mark.usefixtures("short_pauses")
