@@ -314,6 +314,20 @@ class TestTheCommand:
         assert f"{removed} 1,505 expired entries." in printed
         assert f"{gave} a TTL to 2 keys that had none." in printed
 
+    def test_json_has_each_number(self, run: Callable[..., Any]) -> None:
+        report = run("--json")
+
+        assert report.pop("seconds") > 0
+        assert report == {
+            "keys": 3,
+            "sets": 2,
+            "removed": 1_505,
+            "repaired": 2,
+            "missed": 0,
+            "resumed": False,
+            "complete": True,
+        }
+
     def test_a_second_sweep_finds_nothing_more(self, run: Callable[..., Any]) -> None:
         run("--dry-run")
         run()

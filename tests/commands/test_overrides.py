@@ -237,6 +237,16 @@ class TestList:
         assert [whole[name] for name in ("rule", "mode", "rate", "reason", "label")] == ["*", "rate", "5/m", "", ""]
         assert [search[name] for name in ("rule", "mode", "rate")] == ["search", "exempt", None]
 
+    def test_an_override_is_an_object_in_json(self) -> None:
+        begins, ends = datetime(2126, 1, 1, tzinfo=UTC), datetime(2126, 1, 31, 12, tzinfo=UTC)
+        fields = {"subject": "user:7", "rule": "search", "mode": "rate", "rate": "9/m", "reason": "spam"}
+        QuotaOverride.objects.create(**fields, label="bots", created_by="root", starts=begins, expires=ends)
+
+        (row,) = said("list", "--subject", "user:7", "--json")
+
+        moments = {"starts": "2126-01-01T00:00:00+00:00", "expires": "2126-01-31T12:00:00+00:00"}
+        assert row == {**fields, "label": "bots", "created_by": "root", **moments}
+
     def test_json_has_the_end_as_a_date(self) -> None:
         _, search = said("list", "--json")
 

@@ -118,6 +118,59 @@ class TestLimits:
 
         assert [limit["rule"] for limit in shown["limits"]] == ["search", "search", "viewed"]
 
+    @pytest.mark.parametrize(
+        ("part", "expected"),
+        [
+            pytest.param(
+                "limits",
+                {
+                    "rule": "search",
+                    "rate": "20/m",
+                    "algorithm": "sliding_window",
+                    "limit": 20,
+                    "used": 10,
+                    "remaining": 10,
+                    "retry_after": 0.0,
+                    "reset_after": 60.0,
+                    "why": "override",
+                    "source": f"quota:1:{{{SUBJECT}}}:r:search:sw.60s",
+                    "tier": "",
+                    "is_last_tier": False,
+                    "instead": "",
+                    "shadow": False,
+                    "taken_ahead": 0,
+                    "prefetch": 0.0,
+                },
+                id="a limit",
+            ),
+            pytest.param(
+                "overrides",
+                {
+                    "subject": SUBJECT,
+                    "rule": "search",
+                    "mode": "rate",
+                    "rates": "20/m",
+                    "begins": None,
+                    "ends": "2025-12-04T00:00:00+00:00",
+                },
+                id="an override",
+            ),
+            pytest.param(
+                "leases",
+                {"name": "seats", "number": 1, "ends_in": [30.0], "source": f"quota:1:{{{SUBJECT}}}:l:seats"},
+                id="slots in use",
+            ),
+        ],
+    )
+    def test_what_is_shown_is_an_object_in_json(self, part: str, expected: dict[str, Any]) -> None:
+        ends = datetime(2025, 12, 4, tzinfo=UTC)
+        QuotaOverride.objects.create(subject=SUBJECT, rule="search", mode="rate", rate="20/m", expires=ends)
+        with freeze(START):
+            check("search", SUBJECT, 10)
+            slot("seats", 3, 30, subject=SUBJECT).acquire()
+
+        assert run("quota_status", SUBJECT, "--rule", "search", "--json")[part] == [expected]
+
     def test_unused_limits_are_left_out(self) -> None:
         assert "  Nothing is used.\n  --all also shows unused limits" in run("quota_status", SUBJECT)
 
