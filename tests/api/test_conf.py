@@ -102,6 +102,13 @@ def test_the_error_of_a_wrong_setting_says_how_to_correct_it(
     assert f'QUOTA["{name}"]' in str(caught.value)
 
 
+def test_two_settings_that_name_a_redis_are_an_error(settings: Any) -> None:
+    settings.QUOTA = {"CACHE": "default", "REDIS": "redis://127.0.0.1:6379/0"}
+
+    with pytest.raises(ConfigurationError, match=r'QUOTA has both "CACHE" and "REDIS"\. Keep one of them\.'):
+        _ = current().redis
+
+
 @pytest.mark.parametrize(
     ("bits", "peer", "forwarded", "found"),
     [

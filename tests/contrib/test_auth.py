@@ -38,11 +38,12 @@ from django.utils.http import urlsafe_base64_encode
 from django.views.debug import ExceptionReporter
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from rest_framework_simplejwt.serializers import TokenObtainPairSerializer
 from rest_framework_simplejwt.views import TokenObtainPairView
 
 from django_quota import quota
 from django_quota.conf import DEFAULT_LOGIN, login_rules
-from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused, unlock
+from django_quota.contrib.auth import CaptchaRequired, LoginQuotaBackend, LoginRefused, unlock
 from django_quota.exceptions import ConfigurationError, QuotaExceeded
 from django_quota.operating.lookup import find_users, user_names
 from django_quota.subjects.subject import login_subject, normalized
@@ -757,6 +758,22 @@ class TestTheCaptchaOfThePage:
 
     def test_the_right_password_gets_in_with_it(self, site: Client) -> None:
         assert send(site, self.URL, PASSWORD, captcha="seven").status_code == 302
+
+    def test_the_error_that_code_gets_says_so(self, rf: RequestFactory) -> None:
+        with pytest.raises(CaptchaRequired, match=r"^A CAPTCHA is needed first\. "):
+            authenticate(rf.post(self.URL, REMOTE_ADDR=HOME), username="ann", password=PASSWORD)
+
+    def test_a_serializer_has_its_code(self, site: Client, rf: RequestFactory) -> None:
+        request = rf.post("/jwt/", REMOTE_ADDR=HOME)
+        serializer = TokenObtainPairSerializer(
+            data={"username": "ann", "password": PASSWORD}, context={"request": request}
+        )
+
+        assert not serializer.is_valid()
+        assert [error.code for errors in serializer.errors.values() for error in errors] == ["captcha_required"]
+
+    def test_a_page_of_a_serializer_answers_with_400(self, site: Client) -> None:
+        assert send(site, "/jwt/", PASSWORD).status_code == 400
 
     def test_guesses_with_it_count_to_the_second_threshold(self, site: Client) -> None:
         for _ in range(4):

@@ -51,12 +51,13 @@ class Meters:
         return {point.attributes["quota.rule"]: point.value for point in self._points(name)}
 
     def _points(self, name: str) -> Iterator[Any]:
+        return (point for metric in self.metrics() if metric.name == name for point in metric.data.data_points)
+
+    def metrics(self) -> Iterator[Any]:
         data: Any = self.reader.get_metrics_data()
         for resource in [] if data is None else data.resource_metrics:
             for scope in resource.scope_metrics:
-                for metric in scope.metrics:
-                    if metric.name == name:
-                        yield from metric.data.data_points
+                yield from scope.metrics
 
     @property
     def checks(self) -> dict[tuple[str, str], int]:
@@ -110,6 +111,24 @@ def test_checks_that_asked_no_store_are_counted_by_rule(meters: Meters) -> None:
     saved = sum(decision.approximate for decision in decisions)
     assert saved
     assert meters.of_rules("quota.prefetched") == {"hot": saved}
+
+
+def test_each_instrument_has_its_unit(meters: Meters) -> None:
+    for _ in range(50):
+        check("1000/m", "user:1", prefetch=True)
+
+    units = {metric.name: metric.unit for metric in meters.metrics()}
+
+    assert units == {"quota.checks": "{check}", "quota.prefetched": "{check}", "quota.check.duration": "s"}
+
+
+def test_a_second_call_of_instrument_replaces_the_first(meters: Meters) -> None:
+    second = Meters()
+
+    instrument(second.provider)
+    check("3/m", "user:1", name="search")
+
+    assert (meters.checks, second.checks) == ({}, {("search", "allowed"): 1})
 
 
 def test_the_bounds_of_the_histogram_suit_checks(meters: Meters) -> None:

@@ -56,6 +56,11 @@ def test_two_rates_of_one_window_are_an_error(second: str) -> None:
         ({"warn_at": 80}, "warn_at=80 is not a share of the limit"),
         ({"exempt": "10.0.0.1/8"}, "exempt='10.0.0.1/8': 10.0.0.1/8 has host bits set. Use, for example, '10.0.0.0/8'"),
         ({"ban": "20/m"}, "ban='20/m' is not a dict of 'after' and 'for'. Use, for example, {'after': '20/m'"),
+        (
+            {"ban": {"after": "20/m", "for": []}},
+            "ban['for']=[] does not list 1 to 16 durations. Use, for example, {'af",
+        ),
+        ({"ban": {"after": "20/m", "for": ["1h"] * 17}}, "'1h'] does not list 1 to 16 durations. Use, for example"),
         ({"ban": {"after": "20/month", "for": "1h"}}, "does not count in months"),
         ({"ban": {"after": "0/m", "for": "1h"}}, "after no refusals"),
         ({"share": 0}, "share=0 is not a share of the limit, from 0.001 to 1. Use, for example, 0.5"),
