@@ -41,7 +41,7 @@ from tests.support.outages import (
 )
 from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START, Clock
-from tests.support.stores import caches
+from tests.support.stores import caches, current_store
 
 SUBJECT = "ip:203.0.113.9"
 
@@ -380,6 +380,28 @@ class TestAKeyOfAnotherType:
 
         assert ("global" if "export" in what else "user:1") in line
         assert "WRONGTYPE" in line
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pytest.param(b"OK", id="a string"),
+        pytest.param((START, 0, 1, 8, 0, 0, 0), id="a tuple"),
+        pytest.param([], id="nothing"),
+        pytest.param([START, 0, 1, 8], id="half of it"),
+        pytest.param([START, 0, 1, 8, 0, 0, 0, 1, 0, 0], id="a flag of another hit"),
+    ],
+)
+def test_what_is_no_reply_to_a_decision_decides_as_an_outage_would(
+    reply: object, memory_store: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A proxy may answer in place of Redis."""
+    monkeypatch.setattr(current_store(), "run", lambda *_: reply)
+
+    decision = check("9/m", "user:1", on_unavailable="deny")
+
+    assert (decision.degraded, decision.allowed) == (True, False)
+    assert "the reply to a decision cannot be read: " in caplog.text
 
 
 WRITES: dict[str, Callable[[int], tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]]] = {

@@ -38,6 +38,13 @@ def test_two_rates_of_one_window_are_an_error(second: str) -> None:
         Rule.make("r", "10/m", second)
 
 
+def test_rates_by_tier_beside_other_rates_are_an_error_that_says_how_a_tier_gets_several() -> None:
+    says = r"1/m for anonymous, .* cannot be combined with other rates\. Give a tier several rates, for example \{'pro'"
+
+    with pytest.raises(RuleError, match=says):
+        Rule.make("r", TIERS, "5/h")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -45,6 +52,9 @@ def test_two_rates_of_one_window_are_an_error(second: str) -> None:
         ({"match": "/"}, "'match' is only for configured rules"),
         ({"burst": 5}, "burst= is not an option of 'sliding_window'. It is one of token_bucket and leaky_bucket"),
         ({"precision": "9"}, "precision='9' is not a whole number"),
+        ({"precision": 0}, "precision=0 is not from 1 to 1000. Use, for example, 100."),
+        ({"precision": 1_001}, "precision=1001 is not from 1 to 1000. Use, for example, 100."),
+        ({"burst": 0, "algorithm": "token_bucket"}, "burst=0 is not from 1 to 1000000000000. Use, for example, 10."),
         ({"burst": 10**12, "algorithm": "token_bucket"}, "takes over ten years to refill. Use at most"),
         ({"rate": "2000000/s", "algorithm": "token_bucket"}, "Use algorithm='sliding_window'"),
         ({"tz": "../passwd", "algorithm": "calendar"}, "tz='../passwd' is not a known time zone"),
@@ -55,6 +65,7 @@ def test_two_rates_of_one_window_are_an_error(second: str) -> None:
         ({"methods": "POTS"}, "'POTS' is not an HTTP method. Did you mean 'POST'"),
         ({"warn_at": 80}, "warn_at=80 is not a share of the limit"),
         ({"exempt": "10.0.0.1/8"}, "exempt='10.0.0.1/8': 10.0.0.1/8 has host bits set. Use, for example, '10.0.0.0/8'"),
+        ({"exempt": []}, "exempt=[] is empty. Use, for example, "),
         ({"ban": "20/m"}, "ban='20/m' is not a dict of 'after' and 'for'. Use, for example, {'after': '20/m'"),
         (
             {"ban": {"after": "20/m", "for": []}},
@@ -64,6 +75,7 @@ def test_two_rates_of_one_window_are_an_error(second: str) -> None:
         ({"ban": {"after": "20/month", "for": "1h"}}, "does not count in months"),
         ({"ban": {"after": "0/m", "for": "1h"}}, "after no refusals"),
         ({"share": 0}, "share=0 is not a share of the limit, from 0.001 to 1. Use, for example, 0.5"),
+        ({"share": {}}, "share={} is not a dict by tier. Use, for example, "),
         ({"share": 0.5, "ban": BAN}, "share= cannot be combined with ban="),
         ({"distinct": True, "algorithm": "token_bucket"}, "algorithm= cannot be combined with distinct="),
         ({"distinct": True, "rate": "10001/d"}, "at most 10000"),
