@@ -131,6 +131,7 @@ def several(redis_cache: Any, raw: redis.Redis, ann: User) -> None:
         pytest.param({"find": "bob"}, [], id="nobody"),
         pytest.param({"rule": "log"}, ["04:41:00"], id="a rule"),
         pytest.param({"path": "/rep"}, ["04:40:00"], id="a path"),
+        pytest.param({"path": "/re\0p"}, ["04:40:00"], id="a path with a null byte"),
         pytest.param({"kind": "near"}, ["04:42:00"], id="a kind"),
         pytest.param({"since": "2025-11-21T04:41"}, ["04:42:00", "04:41:00"], id="since a minute"),
         pytest.param({"until": "2025-11-21T04:41"}, ["04:41:00", "04:40:00"], id="until the end of a minute"),

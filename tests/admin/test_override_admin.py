@@ -1,7 +1,7 @@
 """Overrides in the admin: the list, its filters and search, the form and its preview, and bulk actions."""
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import pytest
@@ -22,6 +22,7 @@ from tests.support.rows import has_words
 LIST = "/admin/django_quota/quotaoverride/"
 RULE = f"{LIST}rule/"
 DAY = timedelta(days=1)
+MAY = datetime(2030, 5, 1, 18, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,26 @@ class TestList:
             row(f"user:{number}")
 
         assert words in superuser().get(LIST).content.decode()
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            pytest.param({"starts": MAY}, "from 05/01/2030 6 p.m. UTC", id="a start"),
+            pytest.param({"expires": MAY}, "until 05/01/2030 6 p.m. UTC", id="an end"),
+            pytest.param(
+                {"starts": MAY, "expires": MAY + DAY},
+                "from 05/01/2030 6 p.m. UTC until 05/02/2030 6 p.m. UTC",
+                id="both",
+            ),
+            pytest.param({}, "", id="neither"),
+        ],
+    )
+    def test_it_shows_from_when_until_when_an_override_is_in_force(self, given: Any, words: str) -> None:
+        row(**given)
+
+        page = superuser().get(LIST).content.decode()
+
+        assert re.findall('<span class="quota-span">(.*)</span></td>', page) == [words]
 
     @pytest.mark.parametrize(
         ("query", "finds"),

@@ -18,6 +18,7 @@ from django_quota.adapters import (
     attach_decision,
     client_ip,
     decide,
+    read_rule,
     refusal_response,
     set_body_parser,
     write_refusal_headers,
@@ -127,6 +128,11 @@ def test_what_is_not_a_request_is_an_error() -> None:
 def test_a_subject_for_a_rule_that_needs_the_request_is_an_error() -> None:
     with pytest.raises(RuleError, match="pass the request"):
         decide(request_by(), [(Rule.make("own", lambda request: "5/m"), "user:42")])
+
+
+def test_a_rule_with_a_wrong_key_cannot_be_read() -> None:
+    with pytest.raises(RuleError, match="'usre'"):
+        read_rule("5/m", key="usre")
 
 
 def decided_again(request: HttpRequest) -> HttpResponse:

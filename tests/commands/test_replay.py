@@ -199,6 +199,23 @@ def test_the_tightest_count_depends_on_the_options_of_the_rule(
 
 
 @pytest.mark.parametrize(
+    ("values", "least"),
+    [
+        pytest.param([(0, "a"), (0, "b"), (9, "b")], 2, id="of one window"),
+        pytest.param([(0, "a"), (1, "b"), (12, "c")], 2, id="of a window that has ended"),
+        pytest.param([(0, "a"), (8, "a"), (12, "b")], 2, id="used again in the window"),
+    ],
+)
+def test_the_tightest_count_of_different_values_is_the_most_in_any_window(
+    values: Sequence[tuple[int, str]], least: int
+) -> None:
+    lines = as_lines([(START + at * SECOND, "GET", "203.0.113.9", "/", value) for at, value in values])
+    demand = demands(*read(lines, {"api": {"match": "/", "rate": "5/10s", "distinct": "header:User-Agent"}}))["api"]
+
+    assert tightest(demand, demand.limits[0]) == least
+
+
+@pytest.mark.parametrize(
     ("options", "is_shown"),
     [pytest.param([], False, id="by default"), pytest.param(["--show-subjects"], True, id="with --show-subjects")],
 )
