@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
 from django.urls import path
 
 from django_quota import Decision, Rule, acheck, check, peek, refund, reserve, slot
@@ -18,6 +18,7 @@ from django_quota.adapters import (
     attach_decision,
     client_ip,
     decide,
+    has_middleware,
     read_rule,
     refusal_response,
     set_body_parser,
@@ -130,6 +131,33 @@ def test_a_subject_for_a_rule_that_needs_the_request_is_an_error() -> None:
         decide(request_by(), [(Rule.make("own", lambda request: "5/m"), "user:42")])
 
 
+@pytest.mark.parametrize(
+    ("classes", "is_there"),
+    [
+        pytest.param(["django_quota.middleware.QuotaMiddleware"], True, id="with it"),
+        pytest.param(["django.middleware.common.CommonMiddleware"], False, id="without it"),
+    ],
+)
+class TestHasMiddleware:
+    def test_it_says_whether_the_settings_list_the_middleware(
+        self, classes: list[str], is_there: bool, settings: Any
+    ) -> None:
+        settings.MIDDLEWARE = classes
+
+        assert has_middleware() is is_there
+
+    @pytest.mark.urls(__name__)
+    @pytest.mark.usefixtures("memory_store")
+    def test_it_says_whether_a_request_passes_the_middleware(
+        self, classes: list[str], is_there: bool, settings: Any
+    ) -> None:
+        settings.MIDDLEWARE = classes
+
+        reply = Client().get("/passes/")
+
+        assert reply.content.decode() == str(is_there)
+
+
 def test_a_rule_with_a_wrong_key_cannot_be_read() -> None:
     with pytest.raises(RuleError, match="'usre'"):
         read_rule("5/m", key="usre")
@@ -140,7 +168,7 @@ def decided_again(request: HttpRequest) -> HttpResponse:
     return HttpResponse(f"{len(decision.outcomes)}")
 
 
-urlpatterns = [path("", decided_again)]
+urlpatterns = [path("", decided_again), path("passes/", lambda request: HttpResponse(has_middleware(request)))]
 
 
 @pytest.mark.urls(__name__)

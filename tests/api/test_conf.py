@@ -7,8 +7,6 @@ from traceback import walk_tb
 from typing import Any
 
 import pytest
-from django.conf import settings as live
-from django.core.signals import setting_changed
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 
 from django_quota import check
@@ -29,25 +27,32 @@ def address(peer: str = PEER, forwarded: str | None = None) -> str:
 
 def test_overridden_settings_are_read_at_once() -> None:
     with override_settings(QUOTA={"PREFIX": "outer"}):
+        assert current().prefix == "outer"
+
         with override_settings(QUOTA={"PREFIX": "inner"}):
             assert current().prefix == "inner"
+
         assert current().prefix == "outer"
-        del live.QUOTA
-        setting_changed.send(sender=None, setting="QUOTA", value=None, enter=True)
-        assert current().prefix == "quota"
 
 
-def test_the_time_zone_is_that_of_django_unless_it_is_set(settings: Any) -> None:
+def test_a_site_without_the_setting_has_the_defaults(settings: Any) -> None:
+    del settings.QUOTA
+
+    assert (current().prefix, current().rules) == ("quota", {})
+
+
+def test_the_time_zone_of_the_site_is_read_at_once(settings: Any) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
     assert current().time_zone == "Europe/Berlin"
 
     settings.TIME_ZONE = "Asia/Tokyo"
+
     assert current().time_zone == "Asia/Tokyo"
 
 
-@pytest.mark.parametrize("value", [[], "x", 5], ids=["list", "string", "number"])
-def test_quota_has_to_be_a_dict(value: object, settings: Any) -> None:
-    settings.QUOTA = value
+@pytest.mark.parametrize("given", [[], "x", 5], ids=["a list", "a string", "a number"])
+def test_a_setting_that_is_not_a_dict_is_an_error(settings: Any, given: object) -> None:
+    settings.QUOTA = given
 
     with pytest.raises(ConfigurationError, match="not a dict"):
         _ = current().prefix

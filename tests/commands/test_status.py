@@ -18,12 +18,12 @@ from django.db import DatabaseError
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import path
+from django_quota.features.bans import bans_in_force
 
 from django_quota import ban, check, check_all, counter, peek, quota, reserve, slot
 from django_quota.adapters import digest
 from django_quota.contrib.auth import LoginRefused
 from django_quota.core.overrides import ALL_RULES
-from django_quota.features.bans.lists import bans_in_force
 from django_quota.features.counters import calls
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
