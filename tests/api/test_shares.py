@@ -81,6 +81,7 @@ def test_without_a_function_a_share_is_that_of_visitors_or_of_users(the_clock_st
         (("9/m",), {"share": 0}, r"share=0 is not a share of the limit, from 0.001 to 1\. Use, for example, 0.5"),
         (("9/m",), {"share": {"batch": 2}, "tier": kind_of}, r"share\['batch'\]=2 is not a share"),
         (("9/m",), {"share": {"batch": 0.5}}, "There is no tier= to say who is in tier 'batch'"),
+        (("9/m",), {"share": {"anonymous": 0.5}}, r"There is no share for the tier 'authenticated'\. Use 1\.0 if"),
         (("9/m",), {"tier": kind_of}, r"tier= needs rates by tier, or share= by tier"),
         (({"anonymous": "1/m", "authenticated": "2/m"},), {"share": KINDS, "tier": kind_of}, "the same for all tiers"),
         (("9/m",), {"share": 0.5, "ban": {"after": "9/m", "for": "1h"}}, "share= cannot be combined with ban="),

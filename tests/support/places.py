@@ -1,7 +1,9 @@
 """Redis, the memory store, the database store and the specification: each operation runs in all; none may differ."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,9 +11,11 @@ import redis
 from hypothesis import HealthCheck
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
+import django_quota
 from django_quota.core.algorithms.fixed_window import WindowCount
 from django_quota.core.algorithms.subscription import PeriodCount
 from django_quota.core.algorithms.token_bucket import Bucket
+from django_quota.core.errors import StoreDataError
 from django_quota.engine.operations import DictStates, Operation, RedisOperation, text
 from django_quota.stores.base import Statement
 from django_quota.stores.database import sql
@@ -69,9 +73,18 @@ MILLISECOND = SECOND // 1_000
 SLACK = SECOND
 """What TTLs may differ in: Redis rounds them, and looks at its clock more than once."""
 
+PACKAGE = Path(django_quota.__file__).parent
+
 LOG = ["quota:1:{!}:events", "quota:1:{!}:bans"]
 
 Run = Callable[[Operation, int], Any]
+
+
+def _place_in_lua(line: str) -> str:
+    """Say in which files a line of a script is. Redis counts the lines of the script, which is made of many files."""
+    paths = [(path, path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.lua")]
+    found = [f"{path.relative_to(PACKAGE)}:{lines.index(line) + 1}" for path, lines in paths if line in lines]
+    return f"The line that failed, in {' or '.join(found)}: {line.strip()}"
 
 
 class Lying(NamedTuple):
@@ -108,7 +121,12 @@ class Places:
         self.database.close()
 
     def in_redis(self, operation: Operation, now: int) -> Any:
-        return self._store.run(operation, now)
+        try:
+            return self._store.run(operation, now)
+        except StoreDataError as error:
+            for number in re.findall(r"user_script:\s*(\d+)", str(error))[:1]:
+                error.add_note(_place_in_lua(operation.script.text.splitlines()[int(number) - 1]))
+            raise
 
     def in_memory(self, operation: Operation, now: int) -> Any:
         return self.memory.run(Specified(operation), now)
