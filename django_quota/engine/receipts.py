@@ -111,7 +111,7 @@ class Settlement(NamedTuple):
         """Return the settlement that gives everything back. `is_refused`: because the request was refused after all."""
         return cls(receipt, {ask.place: 0 for ask in receipt.asks}, is_refused)
 
-    def resolve(self, table: OverrideTable, now: int, *, counters_only: bool = False) -> Resolved:
+    def resolve(self, table: OverrideTable, now: int, *, counters_only: bool) -> Resolved:
         """Return what is settled, under the limits that hold now; see `resolving.resolve`."""
         taken = frozenset(place for part in self.receipt.parts for place, hit in part.taken.items() if hit.limits)
         return resolve(self.receipt.asks, table, now, taken=taken, counters_only=counters_only)

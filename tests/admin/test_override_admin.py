@@ -526,6 +526,15 @@ class TestPreviewOfGroups:
     def test_it_leaves_out_subjects_outside_the_group(self) -> None:
         assert "user:1" not in self.of_the_network()
 
+    def test_it_counts_subjects_of_which_no_event_is_kept(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+        for number in range(5):
+            check("search", f"user:{number}", 11)
+
+        shown = preview(superuser(), subject="user:*", rule="search", rate="9/h")
+
+        assert "5 of these subjects were refused today" in shown
+
     def test_everybody_is_a_group(self) -> None:
         assert "the next hits of 3 of them are refused" in preview(superuser(), subject="*", **self.BLOCK)
 
