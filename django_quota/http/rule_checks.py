@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from ipaddress import collapse_addresses
 from itertools import chain
 from typing import Any, cast
@@ -330,19 +331,43 @@ def _views_in(rule: Rule | SlotRule) -> Iterator[tuple[str, Pattern]]:
 
 
 def _check_paths(site: _Site) -> Iterator[CheckMessage]:
-    """Find paths in `match` that no URL begins with: such a rule limits nothing."""
+    """Find paths in `match` that no URL begins with, and globs that no URL fits: such a rule limits nothing."""
     if not site.patterns:
         return
+    by_language = any(isinstance(each.pattern, LocalePrefixPattern) for each in site.patterns)
     for rule in site.placed:
         for pattern in cast("Match", rule.match).patterns:
-            begins = pattern.text.partition("*")[0]
-            if pattern.kind == "path" and begins.startswith("/") and not _may_begin_with(site.patterns, begins):
+            begins, star, _ = pattern.text.partition("*")
+            if pattern.kind != "path" or not begins.startswith("/"):
+                continue
+            if not _may_begin_with(site.patterns, begins):
                 yield _of_root_urls(
                     "W041",
                     f'QUOTA["RULES"][{rule.name!r}]["match"]: no URL begins with {begins!r}, so it limits only '
                     "requests that get a 404.",
                     "Correct the path. If you mean requests for pages that do not exist, silence W041.",
                 )
+            elif star and not by_language and not any(_may_fit(pattern.text, each.path) for each in site.endpoints):
+                yield _of_root_urls(
+                    "W041",
+                    f'QUOTA["RULES"][{rule.name!r}]["match"]: no URL fits {pattern.text!r}, so it limits only requests '
+                    "that get a 404. A single star matches no slash.",
+                    f"Write {begins[: begins.rindex('/') + 1]!r} for all paths below it, or ** where slashes may follow.",
+                )
+
+
+def _may_fit(glob: str, path: str) -> bool:
+    """Return whether a glob may fit a path of a URL, whose arguments are in angle brackets."""
+    literal = path.partition("<")[0] if _HAS_SLASHES.search(path) else path
+    if "**" in glob or literal != path:
+        begins = glob.partition("*")[0]
+        return literal.startswith(begins) or (literal != path and begins.startswith(literal))
+    parts = list(zip(glob.split("/"), path.split("/"), strict=False))
+    return glob.count("/") == path.count("/") and all("<" in part or fnmatchcase(part, one) for one, part in parts)
+
+
+_HAS_SLASHES = re.compile(r"<(?!(?:int|str|slug|uuid):)")
+"""An argument that may contain slashes: of another converter, or of a regular expression."""
 
 
 def _may_begin_with(patterns: Iterable[Any], path: str, before: str = "/") -> bool:
@@ -526,6 +551,27 @@ def _check_tiers(site: _Site) -> Iterator[CheckMessage]:
         )
 
 
+def _check_costs(site: _Site) -> Iterator[CheckMessage]:
+    """Find rules that take more units for a request than their limit: each such request is refused."""
+    for rule in _unique([*site.named, *site.rules]):
+        room = _most_room(rule)
+        costs = [] if callable(rule.cost) else [("cost", rule.cost)]
+        costs += [(f"costs[{name!r}]", cost) for name, cost in rule.costs or ()]
+        for option, cost in costs:
+            if room is not None and 0 < room < cost:
+                yield finding(
+                    "W051",
+                    f"Rule {rule.name!r} has {option}={cost:,}, and a limit of {room:,}: each such request is refused.",
+                    "Raise the rate, or the burst of a bucket, to the cost at least, or lower the cost.",
+                )
+
+
+def _most_room(rule: Rule) -> int | None:
+    """Return the most units that a request may take of a rule, in any of its tiers; None if that is unknown."""
+    tiers = [[limit.capacity for limit in each.limits] for each in rule.tiers.values() or [rule]]
+    return max(map(min, tiers)) if all(tiers) else None
+
+
 def _check_open(site: _Site) -> Iterator[CheckMessage]:
     """Find rules that guard a form or charge usage, and allow everything while the store does not answer."""
     for rule in dict.fromkeys([*site.named, *site.rules]):
@@ -601,4 +647,5 @@ _CHECKS = (
     _check_open,
     _check_prefetch,
     _check_tiers,
+    _check_costs,
 )

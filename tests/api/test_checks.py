@@ -7,6 +7,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+from django.conf.urls.i18n import i18n_patterns
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import ERROR, run_checks
 from django.db import connection
@@ -69,6 +70,27 @@ def test_a_tier_function_without_a_tier_for_all_others_is_a_warning(tiers: Any, 
     rules = {"api": {"rate": tiers, "tier": "builtins.str", "match": "/"}}
     found = [each.msg for each in findings({"RULES": rules}) if each.id == "django_quota.W049"]
     assert [f"has no tier {missing}: " in each for each in found] == ([True] if missing else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        pytest.param({"rate": "10/m", "cost": 11}, "cost=11, and a limit of 10:", id="a cost above the limit"),
+        pytest.param({"rate": "10/m", "cost": 10}, "", id="a cost of the whole limit"),
+        pytest.param({"rate": ["99/h", "10/m"], "cost": 50}, "cost=50, and a limit of 10:", id="one of two rates"),
+        pytest.param({"rate": "9/m", "costs": {"page": 50}}, "costs['page']=50, and a", id="the cost of a view"),
+        pytest.param({"rate": {"anonymous": "5/m", "authenticated": "60/m"}, "cost": 50}, "", id="room in one tier"),
+        pytest.param({"rate": {"anonymous": "5/m", "authenticated": None}, "cost": 50}, "", id="a tier without limit"),
+        pytest.param({"rate": "10/m", "algorithm": "token_bucket", "burst": 50, "cost": 50}, "", id="a burst"),
+        pytest.param({"rate": "0/m"}, "", id="a rate of nothing"),
+    ],
+)
+def test_w051_a_cost_above_the_limit(options: Any, names: str, settings: Any) -> None:
+    urls = (path("", page, name="page"),)
+
+    found = found_on(settings, {"a": {"match": "/", **options}}, *urls, only="W051")
+
+    assert [names in each for each in found] == [True] * bool(names)
 
 
 @pytest.mark.parametrize(
@@ -424,7 +446,7 @@ def test_w014_of_views(rules: dict[str, Any], limits: list[Any], is_guarded: boo
 )  # fmt: skip
 def test_a_name_that_the_urls_do_not_have_would_never_fit(options: Any, code: str, near: str, settings: Any) -> None:
     """A middleware may set other URLs for some hosts: such a finding is a warning, and says which URLs it is about."""
-    (found,) = found_on(settings, {"search": {"rate": "1/m", **options}, "ip": BY_IP})
+    (found,) = found_on(settings, {"search": {"rate": "60/m", **options}, "ip": BY_IP})
     assert found.startswith(code)
     assert near in found
     assert f"if a middleware sets request.urlconf, silence {code}." in found
@@ -473,6 +495,34 @@ SITE_URLS = (
 def test_w041_a_path_in_match_that_no_url_begins_with(match: Any, is_reached: bool, settings: Any) -> None:
     found = found_on(settings, {"a": {"rate": "1/m", "match": match}}, *SITE_URLS, only="W041")
     assert ["no URL begins with" in each for each in found] == [True] * (not is_reached)
+
+
+@pytest.mark.parametrize(
+    ("glob", "fits"),
+    [
+        pytest.param("/shop/*", False, id="a star matches no slash"),
+        pytest.param("/shop/*/", True, id="one part"),
+        pytest.param("/shop/c*t/", True, id="a part of a part"),
+        pytest.param("/shop/d*t/", False, id="another part"),
+        pytest.param("/shop/*/buy", False, id="no slash at the end"),
+        pytest.param("/api/*/users/", True, id="an argument without a slash"),
+        pytest.param("/media/*.css", True, id="an argument that may have slashes"),
+        pytest.param("/old/*", True, id="a regular expression"),
+        pytest.param("/shop/**.css", True, id="two stars match anything"),
+        pytest.param(["/shop/*", "/shop/"], False, id="one of two"),
+    ],
+)
+def test_w041_a_glob_that_no_url_fits(glob: Any, fits: bool, settings: Any) -> None:
+    urls = (*SITE_URLS, path("media/<path:name>", page))
+
+    found = found_on(settings, {"a": {"rate": "1/m", "match": glob}}, *urls, only="W041")
+
+    assert ["Write '/shop/'" in each for each in found] == [True] * (not fits)
+
+
+def test_w041_a_glob_may_fit_the_urls_of_another_language(settings: Any) -> None:
+    urls = i18n_patterns(path("shop/", page), prefix_default_language=False)
+    assert found_on(settings, {"a": {"rate": "1/m", "match": "/de/*/"}}, *urls, only="W041") == []
 
 
 class Answers(View):
