@@ -15,7 +15,10 @@ Kind = Literal["path", "view", "host"]
 
 PATTERN_KINDS: tuple[Kind, ...] = ("path", "view", "host")
 
-_EXAMPLE = "Use '/' (all paths), '/api/', 'api:search' (a view), 'api:*' (a namespace) or 'host:api.example.com'."
+_EXAMPLE = (
+    "Use '/' (all paths), '/api/', '/files/**.zip', 're:^/v[12]/', 'api:search' (a view), 'api:*' (a namespace) or "
+    "'host:api.example.com'."
+)
 _VIEW = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*")
 _NAMESPACE = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*:\*")
 _NOT_IN_PATHS = re.compile(r"[?#<>\[\]]|%[0-9A-Fa-f]{2}")

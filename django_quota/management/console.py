@@ -286,7 +286,7 @@ def duration_of(option: str, given: object) -> float | None:
         return None
     with suppress(TypeError, ValueError):
         given = float(cast("Any", given))
-    return parse_duration(option, given) / SECOND
+    return parse_duration(option, given, examples="60 (seconds), '10m' or '7d'") / SECOND
 
 
 def quantity(number: int, one: str, many: str = "") -> str:

@@ -105,6 +105,11 @@ def _compile_text(key: str, *, exact: bool) -> tuple[Resolver, ...]:
         raise SubjectKeyError(f"key={key!r} is not a path.", "Use, for example, 'json:phone' or 'json:user.email'.")
     if kind in _FIELDS and name.strip():
         return (partial(_FIELDS[kind], name.strip(), exact),)
+    if kind == "header" and name.strip().upper().startswith("HTTP_"):
+        raise SubjectKeyError(
+            f"key={key!r} names a header as request.META does.",
+            f"Write {'header:' + name.strip()[5:].replace('_', '-').title()!r}.",
+        )
     if kind in _NAMED and name.strip():
         return (partial(_NAMED[kind], name.strip()),)
     if kind in _EXAMPLES:

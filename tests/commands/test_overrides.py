@@ -301,6 +301,14 @@ class TestClear:
     def test_it_says_that_there_was_nothing_to_clear(self) -> None:
         assert f"no override for {SUBJECT}" in said("clear", SUBJECT)
 
+    def test_it_says_that_nothing_has_the_rule(self) -> None:
+        set_override("*", SUBJECT, {"mode": "blocked"})
+
+        printed, note = said("clear", SUBJECT, "--rule", "serch").splitlines()
+
+        assert printed == f"There was no override for {SUBJECT} of the rule serch."
+        assert 'Did you mean "search"?' in note
+
 
 class TestLabel:
     @pytest.fixture(autouse=True)

@@ -131,9 +131,12 @@ class Command(QuotaCommand):
             raise CommandError("Say what to clear: a subject, for example user:42, or --label NAME.")
         rows = _chosen(options)
         cleared = list(rows)
+        if not cleared and options["rule"] not in (None, ALL_RULES):
+            self.note_rules([options["rule"]])
         if not options["dry_run"]:
             rows.delete()
         whose = "" if options["subject"] is None else f" for {parse_override_input(options['subject'])}"
+        whose += f" of the rule {options['rule']}" if options["rule"] is not None else ""
         whose += f" with the label {options['label']}" if options["label"] else ""
         self._print(
             cleared, options, f"There was no override{whose}.", "Would clear " if options["dry_run"] else "Cleared "
