@@ -348,11 +348,12 @@ def _check_paths(site: _Site) -> Iterator[CheckMessage]:
                     "Correct the path. If you mean requests for pages that do not exist, silence W041.",
                 )
             elif star and not by_language and not any(_may_fit(pattern.text, each.path) for each in site.endpoints):
+                above = begins[: begins.rindex("/") + 1]
                 yield _of_root_urls(
                     "W041",
                     f'QUOTA["RULES"][{rule.name!r}]["match"]: no URL fits {pattern.text!r}, so it limits only requests '
                     "that get a 404. A single star matches no slash.",
-                    f"Write {begins[: begins.rindex('/') + 1]!r} for all paths below it, or ** where slashes may follow.",
+                    f"Write {above!r} for all paths below it, or ** where slashes may follow.",
                 )
 
 
