@@ -138,9 +138,7 @@ def message(decision: Decision) -> str:
         if wait is None
         else _("Please try again in %(wait)s.") % {"wait": wait_in_words(wait)}
     )
-    if binding.why == "banned":
-        return _sentences(_("Too many requests were refused, so access is blocked for a while."), again)
-    if binding.why == "blocked":
+    if binding.why in ("banned", "blocked"):
         return _sentences(_("Access is blocked."), again)
     if binding.limit == 0 and not isinstance(binding.of, Held):
         return _("This is closed until further notice.")

@@ -108,7 +108,7 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
     ),
     "ban": (
         lambda: limited("1/m", 1, 1, 1, name="login", ban={"after": "1/m", "for": "10m"}),
-        "Too many requests were refused, so access is blocked for a while. Please try again in 10 minutes.",
+        "Access is blocked. Please try again in 10 minutes.",
         f"Rule 'login' refuses {IP}, which is banned; try again in 10 minutes.",
     ),
     "block until a moment": (

@@ -18,12 +18,12 @@ from django.db import DatabaseError
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import path
-from django_quota.features.bans import bans_in_force
 
 from django_quota import ban, check, check_all, counter, peek, quota, reserve, slot
 from django_quota.adapters import digest
 from django_quota.contrib.auth import LoginRefused
 from django_quota.core.overrides import ALL_RULES
+from django_quota.features.bans import bans_in_force
 from django_quota.features.counters import calls
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
@@ -810,11 +810,26 @@ class TestWhatMatters:
 
         assert self.headlines(USER) == ["  Exempt, without an end"]
 
-    def test_a_ban(self) -> None:
+    @pytest.mark.parametrize(
+        ("said", "shown"),
+        [
+            pytest.param({}, "", id="all that is known"),
+            pytest.param({"reason": "spam"}, " (spam)", id="a reason"),
+            pytest.param({"by": "guard"}, " (by guard)", id="who"),
+            pytest.param({"reason": "spam", "by": "guard"}, " (spam, by guard)", id="a reason from somebody"),
+        ],
+    )
+    def test_a_ban(self, said: dict[str, str], shown: str) -> None:
         with freeze(START):
-            ban("banning", USER, 600)
+            ban("banning", USER, 600, **said)
 
-        assert self.headlines(USER) == ["  Banned from banning for another 10 minutes"]
+        assert self.headlines(USER) == [f"  Banned from banning for another 10 minutes{shown}"]
+
+    def test_a_ban_has_the_name_of_the_user_who_set_it(self, database: Any) -> None:
+        with freeze(START):
+            ban("banning", USER, 600, reason="spam", by=User.objects.create_user("mod"))
+
+        assert self.headlines(USER) == ["  Banned from banning for another 10 minutes (spam, by mod)"]
 
     def test_a_limit_that_refuses(self) -> None:
         with freeze(START):

@@ -40,6 +40,7 @@ from django_quota.operating.lookup import (
     parse_rule_input,
     parse_subject_input,
     related_subjects,
+    user_names,
     user_of,
 )
 from django_quota.subjects.addresses import is_address
@@ -199,8 +200,11 @@ def _headlines(reading: Reading) -> Iterator[str]:
         whose = "" if each.subject == snapshot.subject else f" as {each.subject}"
         ends = f" until {second_of(each.ends)}" if each.ends else ", without an end"
         yield f"{each.mode.capitalize()}{rule}{whose}{ends}{notes.get(each.pk, '')}"
+    began = {event.rule: event for event in reversed(reading.refused) if event.kind == "banned"}
     for ban in snapshot.bans:
-        yield f"Banned from {ban.rule} for another {in_words(ban.ends_in * SECOND)}"
+        event = began.get(ban.rule)
+        why = _said(event) if event is not None else ""
+        yield f"Banned from {ban.rule} for another {in_words(ban.ends_in * SECOND)}" + (f" ({why})" if why else "")
     for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
         refusing = [limit for limit in limits if limit.refuses and limit.why not in ("blocked", "banned")]
         if refusing:
@@ -219,6 +223,14 @@ def _notes(held: Iterable[Override]) -> dict[int, str]:
         row.pk: ", ".join(filter(None, (row.reason, row.created_by and f"by {row.created_by}"))) for row in rows or ()
     }
     return {pk: f" ({words})" for pk, words in found.items() if words}
+
+
+def _said(event: Event) -> str:
+    """Return the reason of an event, and who set a ban; empty without these. A ban by the limiter has a method."""
+    is_set = event.kind == "banned" and not event.method
+    by = event.user if is_set else None
+    names = _without_users(lambda: user_names({by})) if by else None
+    return ", ".join(filter(None, (event.reason, by and f"by {(names or {}).get(by, by)}")))
 
 
 def _locked(longer: Iterable[LongerSubject], own: Mapping[str, str]) -> Iterator[str]:
@@ -265,7 +277,7 @@ def _lines(found: Reading, *, with_unused: bool) -> Iterator[str]:
     for event in found.refused:
         until = f", until {second_of(event.until)}" if event.until else ""
         rule = event.rule or "a rule with a very long name"
-        why = event.reason if event.kind == "refused" and event.reason else f"limit {event.capacity}"
+        why = _said(event) or f"limit {event.capacity}"
         yield f"  {event.kind:<9} {second_of(event.at)}{until}, by {rule} ({why})"
     for day, rules in sorted(snapshot.days.items()):
         yield f"  {day}  {', '.join(f'{rule} {_count(count)}' for rule, count in rules.items())}"
