@@ -70,8 +70,8 @@ class Setting(Generic[T]):
         name = self._name.upper()
         value = ours.given.get(name, default)
         if not fits(value):
-            shown = f"a wrong {type(value).__name__}" if is_secret else repr(value)
-            raise ConfigurationError(f'QUOTA["{name}"] is {shown}.', hint)
+            problem = "has a wrong value, which is not shown" if is_secret else f"is {value!r}"
+            raise ConfigurationError(f'QUOTA["{name}"] {problem}.', hint)
         del value  # error pages show local names
         found = read(ours, ours.given.get(name, default))
         ours.__dict__[self._name] = found  # Python looks there first from now on

@@ -386,6 +386,8 @@ _SERVER = re.compile(rf"rediss?://{_USER_PART}[^\s/?#@,]*(?:/[/\d]*)?{_QUERY}|un
 _CLUSTER = re.compile(rf"(rediss?)\+cluster://{_USER_PART}{_HOSTS}(?:/0?)?{_QUERY}")
 _SENTINELS = re.compile(rf"(rediss?)\+sentinel://{_USER_PART}{_HOSTS}/([^/?#]+)(?:/(\d*)/?)?{_QUERY}")
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
+_NAMED_DATABASE = re.compile(r"rediss?://[^/@\s]*(?:@[^/@\s]+)?/[^/@\s?#]+/?(?:\?.*)?")
+"""The URL of a server that cannot be read because of its path. It has no @ after it: a password may contain a slash."""
 
 
 class Address(NamedTuple):
@@ -397,6 +399,10 @@ class Address(NamedTuple):
 
 def url_problem(name: str, url: str) -> str:
     """Return what is wrong with a URL that cannot be read. `name`: where it is written."""
+    if not url:
+        return f"{name} is empty."
+    if _NAMED_DATABASE.fullmatch(url):
+        return f"{name} names a database that is not a number."
     scheme = re.match(r"[a-z][a-z0-9+.-]*://", url)
     begins = f'begins with "{scheme[0]}"' if scheme else "has no scheme"
     return f"{name} {begins}, and cannot be read as the URL of a Redis."
