@@ -388,7 +388,7 @@ class QuotaSettings:
                 )
             if name not in rules:
                 near = did_you_mean(str(name), map(str, rules)).strip()
-                raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].', near)
+                raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].', near or "Add it.")
             rule = self._made[name] = Rule.from_setting(name, rules[name], import_option)
         return rule
 

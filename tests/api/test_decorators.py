@@ -189,6 +189,11 @@ def test_what_is_wrong_is_refused_at_import_with_what_to_write(rates: Any, optio
         quota(*rates, **options)
 
 
+def test_an_unknown_rule_of_a_site_without_rules_is_refused_with_what_to_write() -> None:
+    with pytest.raises(RuleError, match=r"no rule 'search' in QUOTA\[.RULES.\]\. Add it\."):
+        run(quota(rule="search")(plain))
+
+
 @pytest.mark.parametrize("option", ["cost", "skip", "key", "distinct", "tuple in a tuple", "rate"])
 def test_an_async_function_on_a_sync_view_is_refused_at_import(option: str) -> None:
     options: Any = {"tuple in a tuple": {"key": ("ip", ("path", acost))}, "rate": {}}.get(option, {option: acost})

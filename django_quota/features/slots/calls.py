@@ -352,7 +352,10 @@ def slot(
         raise RuleError(f"{name!r} is not the name of a slot. Use, for example, 'export'.")
     is_whole = isinstance(cast("object", limit), int) and not isinstance(limit, bool)
     if not is_whole or not 1 <= limit <= MOST_AT_ONCE:
-        raise RuleError(f"limit={limit!r} of slot {name!r} is not a whole number from 1 to {MOST_AT_ONCE}.")
+        raise RuleError(
+            f"limit={limit!r} of slot {name!r} is not a whole number from 1 to {MOST_AT_ONCE:,}.",
+            "Use, for example, 3.",
+        )
     if not isinstance(cast("object", renew), bool):
         raise RuleError(f"renew={renew!r} of slot {name!r} is not True or False.")
     span, pause = _in_seconds("lease", lease, least=1), 0.0 if wait is None else _in_seconds("wait", wait)
