@@ -157,8 +157,9 @@ class QuotaOverride(models.Model):
         help_text=_("100/m, or 10/s; 500/h; +500 adds units, x2 doubles. Only for the mode another rate."),
     )
     reason = models.CharField(_("reason"), max_length=500, blank=True)
-    created_by = models.CharField(_("created by"), max_length=255, blank=True, default="", editable=False)
-    """The name of the user who saved it in the admin. It is not a key, because users may be in another database."""
+    created_by = models.CharField(_("set by"), max_length=255, blank=True, default="", editable=False)
+    """Who set it last: a user's name, or what a command or a call was given; empty if that said nothing. So it belongs
+    to the reason. It is not a key, because users may be in another database."""
     starts = models.DateTimeField(_("starts"), null=True, blank=True, help_text=_("Empty: at once."))
     expires = models.DateTimeField(_("expires"), null=True, blank=True, help_text=_("Empty: never."))
     label = models.CharField(

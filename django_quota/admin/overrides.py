@@ -252,7 +252,7 @@ class QuotaOverrideAdmin(PageAdmin):
     list_display = (
         *("who", "rule_name", "instead", "state", "short_reason"),
         labelled("label", gettext_lazy("label")),
-        labelled("created_by", gettext_lazy("created by")),
+        labelled("created_by", gettext_lazy("set by")),
     )
     list_filter = ("mode", StateFilter, "rule", ("label", LabelFilter))
     search_fields = ("subject", "rule", "reason")
@@ -328,7 +328,7 @@ class QuotaOverrideAdmin(PageAdmin):
     # --- the form -----------------------------------------------------------------------------------------------------
 
     def get_fields(self, request: HttpRequest, obj: QuotaOverride | None = None) -> Any:
-        """Return the fields; of a saved override also who created it and when."""
+        """Return the fields; of a saved override also who set it last, and when."""
         return [*OverrideForm.Meta.fields, *self.get_readonly_fields(request, obj)]
 
     def get_readonly_fields(self, request: HttpRequest, obj: QuotaOverride | None = None) -> Any:
@@ -380,9 +380,8 @@ class QuotaOverrideAdmin(PageAdmin):
     # --- saving and deleting ------------------------------------------------------------------------------------------
 
     def save_model(self, request: HttpRequest, obj: QuotaOverride, form: Any, change: bool) -> None:
-        """Save the row, and who created it."""
-        if not change:
-            obj.created_by = request.user.get_username()
+        """Save the row, and who set it last."""
+        obj.created_by = request.user.get_username()
         super().save_model(request, obj, form, change)
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
@@ -397,16 +396,23 @@ class QuotaOverrideAdmin(PageAdmin):
 
     @admin.action(permissions=["change"], description=gettext_lazy("Exempt the selected subjects"))
     def exempt_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        return self._change_selected(request, queryset, "exempt_selected", mode=QuotaOverride.Mode.EXEMPT, rate="")
+        return self._replace_selected(request, queryset, "exempt_selected", QuotaOverride.Mode.EXEMPT)
 
     @admin.action(permissions=["change"], description=gettext_lazy("Block the selected subjects"))
     def block_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        return self._change_selected(request, queryset, "block_selected", mode=QuotaOverride.Mode.BLOCKED, rate="")
+        return self._replace_selected(request, queryset, "block_selected", QuotaOverride.Mode.BLOCKED)
 
     @admin.action(permissions=["change"], description=gettext_lazy("Expire the selected overrides now"))
     def expire_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         """End the rows, even those that have not begun: such a row loses its start, which would be after its end."""
         return self._change_selected(request, queryset, "expire_selected", expires=timezone.now())
+
+    def _replace_selected(
+        self, request: HttpRequest, queryset: Any, action: str, mode: QuotaOverride.Mode
+    ) -> HttpResponse | None:
+        """Change what the rows do. Who set them before, and why, does not hold for that."""
+        who = request.user.get_username()
+        return self._change_selected(request, queryset, action, mode=mode, rate="", created_by=who, reason="")
 
     def _change_selected(self, request: HttpRequest, queryset: Any, action: str, **values: Any) -> HttpResponse | None:
         """Ask for confirmation; once that is given, change the rows and log each of them."""

@@ -44,8 +44,12 @@ class Author(NamedTuple):
 
     def log(self, subject: str, what: str) -> None:
         """Write what a user did into the admin's log, so that the page of the subject shows it."""
+        self.log_each({subject: f"{what} ({self.reason})" if self.reason else what})
+
+    def log_each(self, done: Mapping[str, str]) -> None:
+        """Write what a user did to several subjects into the admin's log; see `log_actions`."""
         if self.user is not None:
-            log_actions({subject: f"{what} ({self.reason})" if self.reason else what}, self.user)
+            log_actions(done, self.user)
 
 
 def log_actions(done: Mapping[str, str], user: Any) -> None:

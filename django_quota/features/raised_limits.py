@@ -53,7 +53,7 @@ def raise_limit(
     new day: then it is the end of what was used, as far as the store answers.
 
     `reason`, `by`: why, in at most 500 characters, and who: a user, or the name of a program. The override shows those
-    of the last call that gave them. What a user did is also in the admin's log.
+    of the last call, command or page that set it. What a user did is also in the admin's log.
 
     At `until` the override ends, and what applied before applies again. If the subject already has an override under
     this rule that ends later, or never, so does the raised rate: the result says when.
@@ -96,7 +96,7 @@ def _save(rule: Rule, subject: str, units: int, until: datetime | Duration | Non
     def values(row: QuotaOverride | None) -> dict[str, Any]:
         own = None if row is None else override_rows.override_of(row)
         raised, ends = _raised_override(rule, subject, own, units, until)
-        said = {name: words for name, words in (("reason", author.reason), ("created_by", author.name)) if words}
+        said = {"reason": author.reason or "raise_limit()", "created_by": author.name}
         return {**raised, **said, "expires": override_rows.moment_of_row(ends) if ends else None}
 
     overrides.refresh()
@@ -129,7 +129,7 @@ def _raised_override(
     values: dict[str, Any] = {"mode": "rate", "rate": rates, "starts": None}
     if own is not None and own.in_force(now):
         return values, max(ends, own.ends) if own.ends else 0
-    return values | {"label": "", "reason": "raise_limit()", "created_by": ""}, ends
+    return values | {"label": ""}, ends
 
 
 def _held(rule: str, subject: str, own: Override | None, now: int) -> Override | None:

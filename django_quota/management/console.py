@@ -17,8 +17,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO, cast
 
+from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, close_old_connections
 from django.utils import timezone
 from django.utils.connection import ConnectionDoesNotExist
@@ -28,6 +29,7 @@ from django_quota.core import clock
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.core.rates import parse_duration
+from django_quota.features.authors import Author
 from django_quota.limiting.registry import counting_stores, get_limiter, which_redis
 from django_quota.limiting.stores import CountingStore
 from django_quota.operating.lookup import rule_hint, subject_hint
@@ -287,6 +289,26 @@ def duration_of(option: str, given: object) -> float | None:
     with suppress(TypeError, ValueError):
         given = float(cast("Any", given))
     return parse_duration(option, given, examples="60 (seconds), '10m' or '7d'") / SECOND
+
+
+def add_by(parser: CommandParser) -> None:
+    """Add the option that says who does what a command does."""
+    parser.add_argument(
+        "--by", metavar="WHO", help="who does it: the name of a user, whose history shows it, or any name"
+    )
+
+
+def author_of(options: Mapping[str, Any]) -> Author:
+    """Return who does what a command does, and why. Raises `RuleError` for a wrong name or reason.
+
+    Who has the name of a user is this user, so that the admin's history can show it.
+    """
+    name, user = options["by"] or None, None
+    if name is not None:
+        users = get_user_model()
+        with suppress(DatabaseError, ImproperlyConfigured, users.DoesNotExist):  # there may be no table of users
+            user = users._default_manager.get_by_natural_key(name)  # noqa: SLF001 — Django's public API
+    return Author.of(name if user is None else user, options.get("reason", ""))
 
 
 def quantity(number: int, one: str, many: str = "") -> str:

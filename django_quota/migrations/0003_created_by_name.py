@@ -26,7 +26,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="quotaoverride",
             name="created_by_name",
-            field=models.CharField(blank=True, default="", editable=False, max_length=255, verbose_name="created by"),
+            field=models.CharField(blank=True, default="", editable=False, max_length=255, verbose_name="set by"),
         ),
         migrations.RunPython(keep_names, migrations.RunPython.noop, elidable=True),
         migrations.RemoveField(model_name="quotaoverride", name="created_by"),

@@ -232,13 +232,13 @@ class TestForm:
 
         assert check("search", "user:42").limit == 100
 
-    def test_a_change_keeps_who_made_the_row(self) -> None:
+    def test_a_change_says_who_changed_the_row_last(self) -> None:
         made = row(rule="search", created_by="root")
 
         assert superuser("ann").post(f"{LIST}{made.pk}/change/", filled(rate="20/m", mode="rate")).status_code == 302
 
         made.refresh_from_db()
-        assert (made.rate, made.created_by) == ("20/m", "root")
+        assert (made.rate, made.created_by) == ("20/m", "ann")
 
     def test_a_change_is_logged(self) -> None:
         client = superuser()
@@ -585,6 +585,22 @@ class TestActions:
         do(superuser(), action, [saved])
 
         assert QuotaOverride.objects.get().updated > saved.updated
+
+    @pytest.mark.parametrize(
+        ("action", "said"),
+        [
+            pytest.param("exempt_selected", ("", "root"), id="exempt"),
+            pytest.param("block_selected", ("", "root"), id="block"),
+            pytest.param("expire_selected", ("an import", "ann"), id="expire"),
+        ],
+    )
+    def test_the_override_says_who_set_what_it_does(self, action: str, said: tuple[str, str]) -> None:
+        saved = row("user:4711", mode="rate", rate="5/m", reason="an import", created_by="ann")
+
+        do(superuser(), action, [saved])
+
+        saved.refresh_from_db()
+        assert (saved.reason, saved.created_by) == said
 
     @pytest.mark.parametrize("action", ["exempt_selected", "block_selected", "expire_selected"])
     def test_each_is_logged(self, action: str) -> None:

@@ -143,10 +143,10 @@ def test_an_override_of_the_subject_keeps_its_later_end(raised_override: Any, ex
 
 
 @pytest.mark.parametrize("expires", [NOW + HOUR, None], ids=["an earlier end", "no end"])
-def test_an_override_of_the_subject_keeps_its_words(raised_override: Any, expires: Any) -> None:
+def test_an_override_of_the_subject_keeps_its_label_but_not_its_reason(raised_override: Any, expires: Any) -> None:
     _, found = raised_override(expires)
 
-    assert (found.reason, found.label) == ("contract", "gold")
+    assert (found.reason, found.label) == ("raise_limit()", "gold")
 
 
 def test_nothing_is_added_to_an_override_that_has_ended() -> None:
@@ -321,6 +321,14 @@ def test_the_override_says_who_raised_it() -> None:
     raise_limit("tokens", "org:7", 500, reason="order 17", by="the shop")
 
     assert row().created_by == "the shop"
+
+
+def test_a_raise_that_gives_no_name_shows_nothing_of_the_raise_before_it() -> None:
+    raise_limit("tokens", "org:7", 500, reason="order 17", by="the shop")
+
+    raise_limit("tokens", "org:7", 500)
+
+    assert (row().rate, row().reason, row().created_by) == ("+1000", "raise_limit()", "")
 
 
 def test_the_log_of_the_admin_has_each_raise_of_a_user() -> None:

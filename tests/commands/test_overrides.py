@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import CommandError
 from django.db import connection, connections, transaction
@@ -110,6 +111,48 @@ class TestSet:
         said("clear", typed)
 
         assert check("search", "ip:198.51.100.77")
+
+
+class TestBy:
+    @pytest.mark.parametrize("verb", ["set", "import"])
+    def test_the_override_says_who_set_it_last(self, verb: str, tmp_path: Path) -> None:
+        set_override("*", SUBJECT, {"mode": "exempt", "reason": "a guest", "label": "bots", "created_by": "root"})
+        (listed := tmp_path / "list.txt").write_text(SUBJECT)
+        what = {"set": (SUBJECT, "blocked"), "import": (str(listed),)}[verb]
+
+        said(verb, *what, "--label", "bots", "--reason", "spam", "--by", "the watchdog")
+
+        saved = QuotaOverride.objects.get()
+        assert (saved.mode, saved.reason, saved.created_by) == ("blocked", "spam", "the watchdog")
+
+    def test_an_override_that_is_set_without_a_name_shows_none(self) -> None:
+        said("set", SUBJECT, "blocked", "--by", "root")
+
+        said("set", SUBJECT, "exempt")
+
+        assert QuotaOverride.objects.get().created_by == ""
+
+    @pytest.mark.parametrize(
+        ("words", "logged"),
+        [
+            pytest.param(("set", "blocked", "--reason", "spam"), "Set: {}, all rules: blocked (spam)", id="set"),
+            pytest.param(("clear",), "Cleared: {}, all rules: exempt", id="clear"),
+        ],
+    )
+    def test_the_log_of_the_admin_has_what_a_user_did(self, words: tuple[str, ...], logged: str) -> None:
+        ann = User.objects.create_user("ann")
+        set_override("*", SUBJECT, {"mode": "exempt"})
+        verb, *more = words
+
+        said(verb, SUBJECT, *more, "--by", "ann")
+
+        entry = LogEntry.objects.get()
+        assert (entry.object_id, entry.user, entry.change_message) == (SUBJECT, ann, logged.format(SUBJECT))
+
+    def test_the_list_names_who_set_an_override(self) -> None:
+        said("set", SUBJECT, "blocked", "--reason", "spam", "--by", "ann")
+
+        assert "(spam, by ann)" in said("list")
 
 
 def without_effect(test: Any) -> Any:

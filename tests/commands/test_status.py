@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth import authenticate
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
@@ -21,12 +22,15 @@ from django.urls import path
 
 from django_quota import ban, check, check_all, counter, peek, quota, reserve, slot
 from django_quota.adapters import digest
+from django_quota.conf import current
 from django_quota.contrib.auth import LoginRefused
 from django_quota.core.overrides import ALL_RULES
 from django_quota.features.bans import bans_in_force
 from django_quota.features.counters import calls
+from django_quota.features.events import newest_events
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
+from django_quota.limiting.registry import get_limiter
 from django_quota.management.commands import quota_bans
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
@@ -529,6 +533,30 @@ class TestBans:
         printed = run("quota_bans", "set", "banning", "user:7", "20m", "--json")
 
         assert printed == {"subject": "user:7", "rule": "banning", "ends_in": 1200}
+
+    def test_the_event_of_a_ban_that_is_set_says_who_set_it_with_the_reason(self) -> None:
+        run("quota_bans", "set", "banning", SUBJECT, "10m", "--reason", "spam", "--by", "the watchdog")
+
+        (event,) = newest_events(get_limiter().store, current().prefix, 9)
+        assert (event.user, event.reason) == ("the watchdog", "spam")
+
+    @pytest.mark.parametrize(
+        ("words", "logged"),
+        [
+            pytest.param(["set", "banning", SUBJECT, "20m", "--reason", "spam"], "Ban: banning, until", id="set"),
+            pytest.param(["lift", SUBJECT], "Lift ban: banning", id="lift"),
+        ],
+    )
+    def test_the_log_of_the_admin_has_the_bans_that_a_user_sets_or_lifts(self, words: list[str], logged: str) -> None:
+        ann = User.objects.create_user("ann")
+        with freeze(START):
+            ban("banning", SUBJECT, 600)
+
+        run("quota_bans", *words, "--by", "ann")
+
+        entry = LogEntry.objects.get()
+        assert (entry.object_id, entry.user) == (SUBJECT, ann)
+        assert entry.change_message.startswith(logged)
 
     @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
     def test_a_note_says_that_a_ban_has_no_effect_while_limiting_is_off(self, is_on: bool, settings: Any) -> None:

@@ -13,7 +13,15 @@ from django_quota.features.events import iso
 from django_quota.features.logins import with_addresses
 from django_quota.features.subject_contents import read_contents
 from django_quota.limiting.known_rules import known_rule, known_rules
-from django_quota.management.console import SUBJECT_HELP, QuotaCommand, duration_of, second_of, shared_store
+from django_quota.management.console import (
+    SUBJECT_HELP,
+    QuotaCommand,
+    add_by,
+    author_of,
+    duration_of,
+    second_of,
+    shared_store,
+)
 from django_quota.operating.lookup import parse_rule_input, parse_subject_input
 
 _LONG = "a name too long to keep"
@@ -35,6 +43,9 @@ class Command(QuotaCommand):
         lifting.add_argument("subject", help=SUBJECT_HELP)
         lifting.add_argument("--rule", metavar="NAME", help="only from this rule (default: from all)")
         lifting.add_argument("--dry-run", action="store_true", help="only say what would be lifted")
+        setting.add_argument("--reason", default="", metavar="TEXT", help="why, for those who read it later")
+        add_by(setting)
+        add_by(lifting)
         for verb in (listing, setting, lifting):
             verb.add_argument("--json", action="store_true", help="print JSON, with times in UTC")
 
@@ -68,7 +79,8 @@ class Command(QuotaCommand):
 
     def _set(self, options: dict[str, Any]) -> None:
         subject, rule, span = options["subject"], known_rule(options["rule"]), duration_of("SPAN", options["span"]) or 0
-        decision = ban(rule, subject, span)
+        author = author_of(options)
+        decision = ban(rule, subject, span, reason=author.reason, by=author.user or author.name or None)
         if decision.allowed:
             self.note(f"Note: the ban has no effect now. {decision.explain()}")
         ends_in = decision.retry_after or span
@@ -76,6 +88,7 @@ class Command(QuotaCommand):
         self.print_result(options, row, [f"Banned {subject} from {rule.name} for {in_words(ends_in * SECOND)}."])
 
     def _lift(self, options: dict[str, Any]) -> None:
+        author = author_of(options)
         found = [
             (subject, each)
             for subject in [options["subject"], *with_addresses(options["subject"])]
@@ -83,7 +96,8 @@ class Command(QuotaCommand):
             if options["rule"] in (None, each.rule)
         ]
         for subject, each in found if not options["dry_run"] else ():
-            lift_bans([each.field], subject)
+            if lift_bans([each.field], subject):
+                author.log(subject, f"Lift ban: {each.rule}")
         if options["rule"] is not None and not found:
             self.note_rules([options["rule"]])
         rows = [{"subject": subject, "rule": each.rule, "ends_in": each.ends_in} for subject, each in found]

@@ -17,7 +17,7 @@ from django_quota.core.errors import did_you_mean
 from django_quota.core.overrides import ALL_RULES
 from django_quota.error_texts import some_of
 from django_quota.limiting.override_rows import set_override, write_database
-from django_quota.management.console import QuotaCommand, duration_of, quantity
+from django_quota.management.console import QuotaCommand, add_by, author_of, duration_of, quantity
 from django_quota.models import QuotaOverride, QuotaOverrideQuerySet
 from django_quota.operating.lookup import override_problems, parse_override_input, parse_rule_input
 from django_quota.operating.override_lists import read_list, save_list
@@ -56,6 +56,8 @@ class Command(QuotaCommand):
             verb = verbs.add_parser(name, help=meaning)
             verb.add_argument("--json", action="store_true", help="print JSON, with times in UTC")
             verb.add_argument("--rule", metavar="NAME", help=_RULE_HELP[name])
+            if name != "list":
+                add_by(verb)
             if name in ("import", "clear"):
                 verb.add_argument("--dry-run", action="store_true", help="only say what would change")
             if name in ("list", "clear"):
@@ -102,7 +104,9 @@ class Command(QuotaCommand):
         self.note_subject(options["subject"], subject, is_used=True)
         values = {**_values(options), "label": options["label"]}
         self._refuse_without_effect(rule, subject, options)
-        self._print([set_override(rule, subject, values)], options)
+        row = set_override(rule, subject, values)
+        author_of(options).log(row.subject, f"Set: {row}")
+        self._print([row], options)
 
     def _import(self, options: dict[str, Any]) -> None:
         rule, label, is_dry = options["rule"] or ALL_RULES, options["label"], options["dry_run"]
@@ -134,7 +138,9 @@ class Command(QuotaCommand):
         if not cleared and options["rule"] not in (None, ALL_RULES):
             self.note_rules([options["rule"]])
         if not options["dry_run"]:
+            author = author_of(options)
             rows.delete()
+            author.log_each({row.subject: f"Cleared: {row}" for row in cleared})
         whose = "" if options["subject"] is None else f" for {parse_override_input(options['subject'])}"
         whose += f" of the rule {options['rule']}" if options["rule"] is not None else ""
         whose += f" with the label {options['label']}" if options["label"] else ""
@@ -192,7 +198,9 @@ def _values(options: dict[str, Any]) -> dict[str, Any]:
         near = did_you_mean(what, modes)
         raise CommandError(f"{what!r} is neither a rate, such as 100/m, nor 'exempt', 'blocked' or 'shadow'.{near}")
     mode, rate = (what, "") if what in modes else ("rate", what)
-    return {"mode": mode, "rate": rate, "reason": options["reason"], "starts": None, "expires": _expiry(options)}
+    author = author_of(options)
+    said = {"reason": author.reason, "created_by": author.name}
+    return {"mode": mode, "rate": rate, **said, "starts": None, "expires": _expiry(options)}
 
 
 def _expiry(options: dict[str, Any]) -> datetime | None:
@@ -218,7 +226,8 @@ def _line(row: QuotaOverride) -> str:
     ends = f"until {_second_of(row.expires)}" if row.expires else "without an end"
     begins = f"from {_second_of(row.starts)} " if row.starts else ""
     label = f" [{row.label}]" if row.label else ""
-    return f"{row}, {begins}{ends}{label}{f' ({row.reason})' if row.reason else ''}"
+    said = ", ".join(filter(None, (row.reason, row.created_by and f"by {row.created_by}")))
+    return f"{row}, {begins}{ends}{label}{f' ({said})' if said else ''}"
 
 
 def _second_of(moment: datetime) -> str:
