@@ -26,8 +26,9 @@ from django.utils.translation import gettext_lazy
 
 from django_quota.admin.base import LOCKOUT, ReadOnlyAdmin, lockout_of, may_see_users, names_among
 from django_quota.admin.subject_actions import BanForm, Block, Clear, LiftBan, SubjectAction, lifted_in_words
+from django_quota.admin.wording import STATES, override_state
 from django_quota.conf import current
-from django_quota.core.errors import QuotaError, RuleError
+from django_quota.core.errors import QuotaError, RuleError, StoreUnavailable
 from django_quota.core.keys import field
 from django_quota.core.rules import Rule
 from django_quota.error_texts import error_in_words
@@ -36,6 +37,8 @@ from django_quota.features.bans import (
     MOST_BANS,
     ActiveBan,
     BanFilter,
+    BanList,
+    RecentBans,
     fates,
     find_bans,
     lift_bans,
@@ -43,9 +46,9 @@ from django_quota.features.bans import (
     recent_bans,
 )
 from django_quota.limiting.known_rules import known_rules
-from django_quota.limiting.override_rows import write_database
+from django_quota.limiting.override_rows import microseconds_of_row, write_database
 from django_quota.limiting.registry import get_limiter
-from django_quota.models import QuotaOverride
+from django_quota.models import QuotaOverride, QuotaOverrideQuerySet
 from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.lookup import MAX_USERS, find_subjects, is_group
 from django_quota.subjects.subject import is_bare, named_subject, override_subject
@@ -88,9 +91,11 @@ class BanPages(ReadOnlyAdmin):
             context["wanted"] = _filter_of(request.GET)
         except RuleError as error:  # the input may hold a plain value, so it is not shown again
             context["trouble"] = error_in_words(error)
+        wanted = context["wanted"]
         try:
-            context |= _found(request, context["wanted"])
-        except QuotaError as error:
+            context |= _found(request, wanted, find_bans(wanted), recent_bans(wanted))
+        except QuotaError as error:  # blocks are rows of the database: they hold, and show, without the store
+            context |= _found(request, wanted, BanList([], [], 0), RecentBans([], 0))
             context["problem"] = error_in_words(error)
         return self.show(request, "ban/list", _("Bans"), **context)
 
@@ -173,9 +178,8 @@ class BanPages(ReadOnlyAdmin):
             self.message_user(request, lifted_in_words(sum(lifted.values())), messages.SUCCESS)
 
 
-def _found(request: HttpRequest, wanted: BanFilter) -> dict[str, Any]:
-    """Return the context of the list. Raises `StoreUnavailable`."""
-    found, recent = find_bans(wanted), recent_bans(wanted)
+def _found(request: HttpRequest, wanted: BanFilter, found: BanList, recent: RecentBans) -> dict[str, Any]:
+    """Return the context of the list, with the blocks. Raises `StoreUnavailable` if there are bans."""
     listed = BlocksThenBans(_blocks(wanted), found.bans)
     page = Paginator(listed, PER_PAGE).get_page(request.GET.get("p"))
     newest = recent.events[:PER_PAGE]
@@ -192,13 +196,20 @@ def _found(request: HttpRequest, wanted: BanFilter) -> dict[str, Any]:
         else:
             value = json.dumps([each.subject, each.rule, True]) if may_clear else ""
             rows.append({"block": each, "value": value, "is_group": is_group(each.subject)})
-    subjects = [*(each.subject for each in page), *(event.subject for event in newest)]
+    history = [
+        *((each.at, each, None, FATES[fate]) for each, fate in zip(newest, fates(newest, now, in_force), strict=True)),
+        *((_began(each), None, each, _state(each)) for each in _all_blocks(wanted)[:PER_PAGE]),
+    ]
+    history = sorted(history, key=lambda row: row[0], reverse=True)[:PER_PAGE]
+    subjects = [*(each.subject for each in page), *((event or block).subject for _, event, block, _ in history)]
     users = [event.user for event in (*newest, *began.values()) if event.reason or event.user]
     with_ban = [name for name, rule in known_rules().items() if isinstance(rule, Rule) and rule.ban]
     return {
         "page": page,
         "rows": rows,
-        "history": [(each, FATES[fate]) for each, fate in zip(newest, fates(newest, now, in_force), strict=True)],
+        "history": [
+            (event, block, block is not None and is_group(block.subject), state) for _, event, block, state in history
+        ],
         "since": recent.since,
         "total": found.total,
         "rules": sorted({*with_ban, *found.rules, wanted.rule} - {""}),
@@ -248,12 +259,29 @@ class BlocksThenBans(Sequence["QuotaOverride | ActiveBan"]):
         return [*(self._blocks[part] if first < 0 else ()), *self._bans[max(0, first) : max(0, last)]]
 
 
+def _state(block: QuotaOverride) -> Any:
+    """Return what became of a block, in words."""
+    state = override_state(block)
+    return FATES["in force"] if state == "active" else STATES[state]
+
+
+def _began(block: QuotaOverride) -> int:
+    """Return since when a block holds, in microseconds."""
+    return microseconds_of_row(block.starts or block.created)
+
+
 def _blocks(wanted: BanFilter) -> QuerySet[QuotaOverride]:
-    """Return the blocks in force that fit a filter, the newest first.
+    """Return the blocks in force that fit a filter, the newest first."""
+    return _all_blocks(wanted).active()
+
+
+def _all_blocks(wanted: BanFilter) -> QuotaOverrideQuerySet:
+    """Return the blocks that fit a filter, the newest first, even those that have ended.
 
     Those of a list, such as an imported one of networks, have a label, and are on the page of overrides.
     """
-    rows = QuotaOverride.objects.db_manager(write_database()).active().filter(mode=QuotaOverride.Mode.BLOCKED, label="")
+    rows = QuotaOverride.objects.db_manager(write_database()).get_queryset()
+    rows = rows.filter(mode=QuotaOverride.Mode.BLOCKED, label="")
     if wanted.rule:
         rows = rows.filter(rule=wanted.rule)
     if wanted.subjects:
@@ -285,10 +313,13 @@ class ChosenBan(NamedTuple):
 def _chosen(request: HttpRequest, wanted: BanFilter) -> list[ChosenBan]:
     """Return the bans to lift: all that match the filter, or the selected ones.
 
-    Raises `RuleError`, and `StoreUnavailable`.
+    Raises `RuleError`.
     """
     if "all" in request.POST:
-        bans = find_bans(wanted).bans
+        try:
+            bans = find_bans(wanted).bans
+        except StoreUnavailable:  # then the list has only blocks
+            bans = []
         blocks = [
             ChosenBan(*pair, is_block=True) for pair in _blocks(wanted).values_list("subject", "rule")[:MOST_BANS]
         ]

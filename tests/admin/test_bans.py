@@ -440,7 +440,7 @@ class TestTrips:
         return client
 
     def test_the_names_of_all_users_are_one_query(self, client: Client, django_assert_num_queries: Any) -> None:
-        with django_assert_num_queries(4):  # two of the admin: who it is; the blocks; the names
+        with django_assert_num_queries(5):  # two of the admin: who it is; the blocks; the names
             client.get(PAGE)
 
     def test_the_page_asks_redis_three_times_without_a_scan(self, client: Client, raw: redis.Redis) -> None:
@@ -512,6 +512,16 @@ class TestWithoutTheStore:
     def test_the_page_says_that_bans_cannot_be_read(self) -> None:
         assert "The bans cannot be read now." in superuser().get(PAGE).content.decode()
 
+    def test_the_page_lists_the_blocks(self) -> None:
+        block()
+
+        assert subjects(superuser()) == [SUBJECT]
+
+    def test_all_blocks_of_the_list_can_be_lifted(self) -> None:
+        block()
+
+        assert "1 ban was lifted." in lift(superuser(), all="1")
+
     def test_a_lift_does_not_say_that_there_was_no_ban(self) -> None:
         fields = {"bans": f"[{pair(SUBJECT)}]", "confirmed": "yes"}
 
@@ -519,6 +529,34 @@ class TestWithoutTheStore:
 
         assert answer.status_code == 200
         assert "None of these bans" not in answer.content.decode()
+
+
+def block(subject: str = SUBJECT, **given: Any) -> QuotaOverride:
+    return QuotaOverride.objects.create(subject=subject, mode="blocked", **given)
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestHistoryOfBlocks:
+    def test_it_has_bans_of_rules_beside_blocks_with_the_newest_first(self) -> None:
+        ban("login", SUBJECT, "10m")
+        block("user:7")
+        ban("login", "org:7", "10m")
+
+        assert subjects(superuser(), "History") == ["org:7", "user:7", SUBJECT]
+
+    @pytest.mark.parametrize(
+        ("given", "state"),
+        [
+            pytest.param({}, "in force", id="in force"),
+            pytest.param({"expires": datetime(2025, 12, 4, tzinfo=UTC)}, "ended", id="ended"),
+            pytest.param({"starts": datetime(2099, 12, 4, tzinfo=UTC)}, "not yet begun", id="later"),
+        ],
+    )
+    def test_a_block_has_its_state(self, given: dict[str, Any], state: str) -> None:
+        block(reason="spam", created_by="root", **given)
+
+        (row,) = shown(superuser(), "History")
+        assert row[4:] == ["Block", "spam (by root)", state]
 
 
 @pytest.mark.usefixtures("memory_store")
