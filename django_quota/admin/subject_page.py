@@ -36,6 +36,7 @@ from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.inspection import (
     LimitStatus,
     SubjectSnapshot,
+    counted_as,
     load_snapshot,
     longer_subjects,
     recent_refusals,
@@ -196,7 +197,9 @@ def build_page(subject: str, other_names: Collection[str] = (), related: Collect
     try:
         found = list(map(load_snapshot, related))
         snapshot = load_snapshot(subject, known=used_rules(found))
-        refused, trouble, longer = recent_refusals(subject), "", longer_subjects(subject, other_names)
+        refused, trouble = recent_refusals(subject), ""
+        as_others = [each for each in counted_as(subject, refused) if each not in related]
+        longer = longer_subjects(subject, other_names, as_others)
         others = [_view_of(each, _rows_of(each)) for each in found]
     except QuotaError as error:
         overrides.refresh()
@@ -206,7 +209,7 @@ def build_page(subject: str, other_names: Collection[str] = (), related: Collect
     of_all, by_pk = snapshot.override_of(ALL_RULES), {row.pk: row for row in rows}
     view = _view_of(snapshot, rows)
     counts = any(each["used"] or each["unused"] for each in (view, *others))
-    began = {event.rule: event for event in reversed(refused) if event.kind == "banned"}
+    began = {event.rule: event for event in reversed(refused) if (event.kind, event.subject) == ("banned", subject)}
     return {
         **view,
         "trouble": trouble,

@@ -266,12 +266,22 @@ def _chosen(names: Collection[str], known: Mapping[str, NamedRule]) -> dict[str,
 def recent_refusals(subject: str) -> list[Event]:
     """Return a subject's refusals and bans among the newest events of all subjects, the newest first.
 
-    They include those of rules that only calls in your code name. Empty if the store keeps no events. Raises
-    `StoreUnavailable`.
+    They include those of rules that only calls in your code name, and, of a user, the requests that were refused as
+    another subject, such as the address. Empty if the store keeps no events. Raises `StoreUnavailable`.
     """
     events = newest_events(get_limiter().store, current().prefix, EVENTS_A_PAGE)
-    refused = [event for event in events if event.subject == subject and event.kind in ("refused", "banned")]
+    refused = [event for event in events if event.kind in ("refused", "banned") and _is_about(event, subject)]
     return refused[:MAX_REFUSALS]
+
+
+def _is_about(event: Event, subject: str) -> bool:
+    """Return whether an event is about a subject, or about a request of this user."""
+    return event.subject == subject or (event.user == subject and event.path != "")  # else the user set a ban
+
+
+def counted_as(subject: str, refused: Iterable[Event]) -> list[str]:
+    """Return the other subjects as which requests of a user were refused. `refused`: see `recent_refusals`."""
+    return list(dict.fromkeys(event.subject for event in refused if event.subject not in (None, subject)))  # type: ignore[misc]
 
 
 def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, str], set[str]]:
@@ -563,17 +573,20 @@ MAX_LONGER = 20
 
 
 class LongerSubject(NamedTuple):
-    """A subject that has another one as a part, such as `user:42+ip:203.0.113.9`."""
+    """A subject that counts what another one does: as a part, such as `user:42+ip:203.0.113.9`, or by its address."""
 
     subject: str
     refusal: Outcome | None
     """What refuses its next hit for longest; None if no rule of the settings and the views does."""
 
 
-def longer_subjects(subject: str, other_names: Collection[str] = ()) -> Sequence[LongerSubject]:
-    """Return the subjects that have a subject as a part, those refused now first.
+def longer_subjects(
+    subject: str, other_names: Collection[str] = (), refused_as: Collection[str] = ()
+) -> Sequence[LongerSubject]:
+    """Return the subjects that have a subject as a part, and `refused_as`; those refused now first.
 
     It finds subjects that were refused today, yesterday or in the last events, or are banned. Nothing is taken.
+    `refused_as`: see `counted_as`.
     `other_names`: subjects that mean the same person, such as the failed logins of a user's name. They are in the
     result themselves, too, if they are refused or were found.
 
@@ -582,6 +595,7 @@ def longer_subjects(subject: str, other_names: Collection[str] = ()) -> Sequence
     wanted = {subject, *other_names}
     banned = [ban.subject for ban in bans_in_force()[1] or () if ban.subject]
     seen = [each for each in [*banned, *subjects_seen(days=2)] if wanted.intersection(parts_of(each))]
+    seen = [*refused_as, *seen]
     found = [each for each in dict.fromkeys([*other_names, *seen]) if each != subject][:MAX_LONGER]
     longer = [LongerSubject(each, _refusal_of(each)) for each in found]
     known = [each for each in longer if each.refusal is not None or each.subject in seen]

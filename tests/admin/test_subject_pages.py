@@ -570,6 +570,43 @@ class TestCredits:
         assert "<h2>clicks: 1</h2>" in page(superuser())
 
 
+class TestRefusedByAddress:
+    """A rule by address refused the last request of a user."""
+
+    ADDRESS = "ip:203.0.113.9"
+
+    @pytest.fixture(autouse=True)
+    def refused(self, rules: None) -> None:
+        request = RequestFactory().get("/signup/", REMOTE_ADDR="203.0.113.9")
+        request.user = User(pk=42)
+        for _ in range(6):
+            check("signup", request)
+
+    def test_the_page_of_the_user_says_that_the_address_is_refused_until_when(self) -> None:
+        shown = verdict(page(superuser()))
+
+        assert re.search(rf"{re.escape(self.ADDRESS)}: refused by signup until ", shown)
+
+    def test_the_page_of_the_user_gives_no_all_clear(self) -> None:
+        check_as_user("search")
+
+        shown = page(superuser())
+
+        assert "quota-answer-no" in shown
+        assert "No limit on this page refuses the next hit." not in shown
+
+    @has_words(rule='<td data-label="Rule">signup', address=ADDRESS, request="GET /signup/")
+    def test_the_refusals_of_the_user_have_the(self, words: str) -> None:
+        assert words in page(superuser()).split("Recent refusals")[1]
+
+    def test_a_ban_that_the_user_set_for_somebody_else_is_not_among_the_refusals(self) -> None:
+        root = User.objects.create_user("root_of_bans")
+
+        ban("login", "ip:192.0.2.77", 600, by=root)
+
+        assert "192.0.2.77" not in page(superuser(), f"user:{root.pk}")
+
+
 class TestRecentRefusals:
     @pytest.fixture(autouse=True)
     def refused(self, rules: None, redis_cache: Any, settings: Any) -> None:

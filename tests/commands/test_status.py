@@ -423,6 +423,27 @@ class TestStoreThatDoesNotAnswer:
 
 
 @pytest.mark.usefixtures("database")
+class TestUserRefusedByAddress:
+    @pytest.fixture(autouse=True)
+    def refused(self, rules: None) -> None:
+        request = RequestFactory().get("/viewed/", REMOTE_ADDR="203.0.113.9")
+        request.user = User(pk=42)
+        with freeze(START):
+            for _ in range(8):
+                viewed(request)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            pytest.param(rf"  refused   \S+ \S+, until \S+ \S+, by viewed \(limit 7\), as {SUBJECT}\n", id="refusal"),
+            pytest.param(rf"  together  {SUBJECT} is refused by viewed\n", id="refusal of now"),
+        ],
+    )
+    def test_the_user_has_the_line_of_the(self, line: str) -> None:
+        assert re.search(line, run("quota_status", USER))
+
+
+@pytest.mark.usefixtures("database")
 class TestSubjectOfSeveralParts:
     TYPED = f"{SUBJECT}+post:username=ann"
     HIDDEN = f"{SUBJECT}+post.username:{digest('ann')}"

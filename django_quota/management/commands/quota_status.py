@@ -28,6 +28,7 @@ from django_quota.operating.inspection import (
     LimitStatus,
     LongerSubject,
     SubjectSnapshot,
+    counted_as,
     load_snapshot,
     longer_subjects,
     recent_refusals,
@@ -48,6 +49,8 @@ from django_quota.subjects.subject import is_bare, parts_of, user_subject
 
 T = TypeVar("T")
 
+_LONG = "a subject with a very long name"
+
 
 class Reading(NamedTuple):
     """What was read of a subject."""
@@ -58,6 +61,10 @@ class Reading(NamedTuple):
     refused: list[Event]
     related: list[Reading]
     """What was read of the subjects that count beside it."""
+
+    @property
+    def related_subjects(self) -> list[str]:
+        return [each.snapshot.subject for each in self.related]
 
     @property
     def is_used(self) -> bool:
@@ -95,7 +102,8 @@ class Command(QuotaCommand):
         subject, snapshot = found.snapshot.subject, found.snapshot
         user = _without_users(partial(user_of, subject))
         own = login_names([user]) if user is not None and limits_logins() else {}
-        longer = longer_subjects(subject, own)
+        as_others = counted_as(subject, found.refused)
+        longer = longer_subjects(subject, own, [each for each in as_others if each not in found.related_subjects])
         together = {each.subject: each.refusal and each.refusal.rule for each in longer}
         self.note_subject(options["subject"], subject, is_used=found.is_used)
         self.note(nothing_is_limited())
@@ -278,7 +286,8 @@ def _lines(found: Reading, *, with_unused: bool) -> Iterator[str]:
         until = f", until {second_of(event.until)}" if event.until else ""
         rule = event.rule or "a rule with a very long name"
         why = _said(event) or f"limit {event.capacity}"
-        yield f"  {event.kind:<9} {second_of(event.at)}{until}, by {rule} ({why})"
+        other = "" if event.subject == snapshot.subject else f", as {event.subject or _LONG}"
+        yield f"  {event.kind:<9} {second_of(event.at)}{until}, by {rule} ({why}){other}"
     for day, rules in sorted(snapshot.days.items()):
         yield f"  {day}  {', '.join(f'{rule} {_count(count)}' for rule, count in rules.items())}"
     for name, why in snapshot.unread.items() if with_unused else ():
