@@ -29,15 +29,21 @@ from django_quota.conf import limits_logins
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.overrides import ALL_RULES, EVERYBODY, Override, OverrideTable
 from django_quota.error_texts import error_in_words
-from django_quota.operating.lookup import find_subjects, login_names_among, user_names
+from django_quota.operating.lookup import find_subjects, is_group, login_names_among, user_names
 from django_quota.subjects.addresses import ip_subject
-from django_quota.subjects.subject import is_user, parts_of, user_subject
+from django_quota.subjects.subject import is_bare, is_user, parts_of, user_subject
 
 
 def may_see_users(request: HttpRequest) -> bool:
     """Return whether the request's user may see users. Users without this permission see no user names."""
     opts, user = get_user_model()._meta, request.user
     return any(user.has_perm(f"{opts.app_label}.{get_permission_codename(verb, opts)}") for verb in ("view", "change"))
+
+
+def hidden_names_hint(subject: str, *, sees_users: bool) -> str:
+    """Return that nobody was looked up by name, if what was typed may be one and the request's user may see none."""
+    may_be_name = is_bare(subject) and not is_group(subject)
+    return "" if sees_users or not may_be_name else _("You may not see users, so no name is looked up.")
 
 
 def names_among(request: HttpRequest, subjects: Iterable[str | None]) -> dict[str, str]:

@@ -27,7 +27,16 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_quota.admin.base import LOCKOUT, PageAdmin, StrictChangeList, admin_url, labelled, lockout_of, may_see_users
+from django_quota.admin.base import (
+    LOCKOUT,
+    PageAdmin,
+    StrictChangeList,
+    admin_url,
+    hidden_names_hint,
+    labelled,
+    lockout_of,
+    may_see_users,
+)
 from django_quota.admin.wording import STATES, moment_in_words, override_state
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import ALL_RULES, Override, OverrideTable
@@ -133,6 +142,8 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         subject, rule = cleaned.get("subject"), cleaned.get("rule")
         if subject and rule and (subject, rule) != (self.instance.subject, self.instance.rule):
             self.problems = override_problems(rule, subject, with_users=self.sees_users)
+            hidden = hidden_names_hint(subject, sees_users=self.sees_users)
+            self.problems[:0] = [hidden] if hidden and self.problems else []
         is_block = cleaned.get("mode") == QuotaOverride.Mode.BLOCKED and self.has_changed()
         if subject and rule and is_block and self.request is not None:
             self.lockout = lockout_of(self.request, [(rule, subject)])

@@ -17,6 +17,7 @@ from django.utils.functional import Promise, cached_property
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_quota.admin.base import hidden_names_hint
 from django_quota.admin.raising import FACTORS, Raising, raisings
 from django_quota.admin.wording import moment_in_words, rule_in_words
 from django_quota.core.errors import RuleError
@@ -121,8 +122,8 @@ class BanForm(BlockForm):
             raise ValidationError(error_in_words(error)) from error
         if number > 1:
             raise ValidationError(_("Several users have this name."))
-        if problem := subject_hint(subject, with_users=False) if is_bare(subject) else "":
-            raise ValidationError(problem)
+        if problem := subject_hint(subject, with_users=self.sees_users) if is_bare(subject) else "":
+            raise ValidationError(f"{hidden_names_hint(subject, sees_users=self.sees_users)} {problem}".strip())
         return subject
 
 

@@ -18,7 +18,7 @@ from django.urls import URLPattern, path
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
-from django_quota.admin.base import LOCKOUT, ReadOnlyAdmin, lockout_of, may_see_users, names_among
+from django_quota.admin.base import LOCKOUT, ReadOnlyAdmin, hidden_names_hint, lockout_of, may_see_users, names_among
 from django_quota.admin.subject_actions import ACTIONS, SubjectAction
 from django_quota.admin.wording import STATES, WHYS, ban_in_words, override_state, refused_until, subject_in_words
 from django_quota.conf import current, limits_logins
@@ -104,6 +104,8 @@ class SubjectPages(ReadOnlyAdmin):
         names = names_among(request, [subject, *related, *users, *(longer for longer, _ in page["longer"])])
         words = subject_in_words(subject, names)
         hint = "" if page["is_met"] else subject_hint(subject, with_users=sees_users)
+        if hint:
+            hint = f"{hidden_names_hint(subject, sees_users=sees_users)} {hint}".strip()
         allowed = {
             name: (name, action.label, action.destructive)
             for name, action in ACTIONS.items()
@@ -295,7 +297,7 @@ def _overrides(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride]) -> Iter
 
 
 def _answers(snapshot: SubjectSnapshot, rules: Mapping[str, list[LimitStatus]]) -> Iterator[AnswerLine]:
-    """Yield what refuses the next hit for sure: bans, then limits in every tier that the subject may be in."""
+    """Yield what refuses the next hit for sure: bans, limits in every tier that the subject may be in, full slots."""
     bans = {ban.rule: ban for ban in snapshot.bans}
     refused_by: dict[tuple[float | None, str], list[str]] = {}
     for name, limits in rules.items():
@@ -310,6 +312,11 @@ def _answers(snapshot: SubjectSnapshot, rules: Mapping[str, list[LimitStatus]]) 
         yield refused_until(ban.ends_in, snapshot.now, ban.rule, ban_in_words(ban.level)), ban.rule
     for (wait, why), names in refused_by.items():
         yield refused_until(wait, snapshot.now, ", ".join(names), why), None
+    for held in snapshot.leases:
+        if held.is_full:
+            why = _("all slots are in use: %(number)d of %(limit)d; until then at most")
+            words = why % {"number": held.number, "limit": held.limit}
+            yield refused_until(held.ends_in[0], snapshot.now, held.name, words), None
 
 
 def _is_sure(limits: Iterable[LimitStatus]) -> bool:

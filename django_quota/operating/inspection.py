@@ -201,9 +201,10 @@ def load_snapshot(
     """
     scanned = scan_keys(subject) if scan else None
     counted, leases, counters = _contents_of(scanned or {})
+    slots = _possible_slots(subject)
     if scanned is None:
         base = keys.subject_base(current().prefix, subject)
-        leases = {keys.key_of(base, "l", name): name for name in _possible_slots(subject)}
+        leases = {keys.key_of(base, "l", name): name for name in sorted(slots)}
     contents = read_contents(subject, leases)
     days = recent_usage(subject)
     rules: dict[str, NamedRule] = dict(known_rules())
@@ -222,7 +223,8 @@ def load_snapshot(
     snapshot = _snapshot_of(subject, contents, rules)
     if names is not None:
         snapshot.bans = [ban for ban in snapshot.bans if ban.rule in rules]
-    snapshot.leases, snapshot.days = contents.leases, days
+    snapshot.leases = [replace(held, limit=slots.get(held.name, 0)) for held in contents.leases]
+    snapshot.days = days
     snapshot.counters = [] if names is not None else counters_of(subject, counters, decided)
     _read_limits(snapshot, rules)
     snapshot.counted = [name for name in snapshot.unread if name in counted]
@@ -317,15 +319,18 @@ def _in_database(rules: NamedRule) -> NamedRule:
     return [rule.but(store="database") for rule in rules] if isinstance(rules, list) else rules
 
 
-def _possible_slots(subject: str) -> list[str]:
-    """Return the slots that a subject may hold: those of views, and those that calls used recently."""
-    names = set(known_slots())
+def _possible_slots(subject: str) -> dict[str, int]:
+    """Return the slots that a subject may hold, with their limits: those of views, and those that calls used recently.
+
+    The limit is 0 if nobody has asked for the slot recently.
+    """
+    limits = dict.fromkeys(known_slots(), 0)
     for member, _until in highest(get_limiter().store, "slots", SLOTS_A_READ):
-        holder, part, _limit = member.split(" ")
+        holder, part, limit = member.split(" ")
         name = keys.named(part)
         if holder == keys.escape(subject) and name is not None:
-            names.add(name)
-    return sorted(names)
+            limits[name] = max(limits.get(name, 0), int(limit))  # tiers may have fewer
+    return limits
 
 
 def _snapshot_of(subject: str, contents: Contents, rules: Iterable[str]) -> SubjectSnapshot:

@@ -140,7 +140,7 @@ class SubjectMatch(NamedTuple):
 def find_subjects(text: str, *, with_users: bool) -> list[SubjectMatch]:
     """Return the subject that a string means, or several users to choose from.
 
-    `with_users`: whether to look for users by their key, their name or e-mail address, or how these begin. Pass False
+    `with_users`: whether to look for users by their key, their names or e-mail address, or how these begin. Pass False
     for people who may not see users. Raises `RuleError` for a string that cannot be a subject.
     """
     text = text.strip()
@@ -290,7 +290,8 @@ def has_page(subject: str) -> bool:
 def find_users(text: str, *, prefix: bool = False) -> list[Any]:
     """Return at most `MAX_USERS` users who have a string as key, name or e-mail address, in one query.
 
-    `prefix`: if no user matches it in full, those whose name or e-mail address begins with it.
+    `prefix`: if no user matches it in full, those whose name or e-mail address begins with it, or whose first or last
+    name does, or both, as in `Ann Lee`.
     """
     if len(text) > MAX_USER_TEXT or "\0" in text or not is_valid_name(text):
         return []
@@ -299,8 +300,13 @@ def find_users(text: str, *, prefix: bool = False) -> list[Any]:
     is_text = isinstance(model._meta.get_field(name), (CharField, TextField))
     names = [text] if is_text else _values_of(name, text)
     wanted = Q(**{f"{name}__istartswith": text}) if prefix else Q(**{f"{name}__in": names})
-    if (prefix or "@" in text) and email in {field.name for field in model._meta.get_fields()}:
+    fields = {field.name for field in model._meta.get_fields()}
+    if (prefix or "@" in text) and email in fields:
         wanted |= Q(**{f"{email}__{'istartswith' if prefix else 'iexact'}": text})
+    if prefix and {"first_name", "last_name"} <= fields:
+        first, _space, last = text.partition(" ")
+        wanted |= Q(first_name__istartswith=text) | Q(last_name__istartswith=text)
+        wanted |= Q(first_name__istartswith=first, last_name__istartswith=last.strip()) if last.strip() else Q()
     wanted |= Q(pk__in=_values_of(model._meta.pk.name, text))
     users = list(_all_users().filter(wanted).order_by()[:MAX_USERS])
     return [user for user in users if text.lower() in _names_of(user)] or users

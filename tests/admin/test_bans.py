@@ -632,6 +632,18 @@ class TestSettingABan:
         assert says in self.set_ban(superuser(), **given).content.decode()
         assert not QuotaOverride.objects.exists()
 
+    @pytest.mark.parametrize(
+        ("sees_users", "says"),
+        [
+            pytest.param(True, "Nobody&#x27;s name or e-mail begins with", id="who may see users"),
+            pytest.param(False, "You may not see users, so no name is looked up.", id="who may not"),
+        ],
+    )
+    def test_the_form_tells_why_a_name_is_not_found(self, *, sees_users: bool, says: str) -> None:
+        rights = ["view_ban", "add_quotaoverride", "change_quotaoverride", *["auth.view_user"] * sees_users]
+
+        assert says in self.set_ban(operator(*rights), subject="nobody").content.decode()
+
     def test_the_own_address_needs_a_tick(self) -> None:
         client = superuser()
 

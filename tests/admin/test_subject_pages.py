@@ -16,10 +16,11 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_quota import ban, check, counter, peek, raise_limit
+from django_quota import ban, check, counter, peek, raise_limit, slot
 from django_quota.adapters import digest
 from django_quota.admin.wording import local_moment
 from django_quota.features.counters import calls
+from django_quota.limiting.flusher import flusher
 from django_quota.limiting.known_rules import known_login_rules
 from django_quota.models import QuotaOverride
 from django_quota.subjects.subject import login_subject
@@ -568,6 +569,16 @@ class TestCredits:
 
     def test_a_counter_without_grants_has_its_total(self) -> None:
         assert "<h2>clicks: 1</h2>" in page(superuser())
+
+
+def test_a_full_slot_is_among_what_refuses() -> None:
+    with freeze(START):
+        slot("export", 1, 30, subject=SUBJECT).acquire()
+        flusher.flush()
+
+        shown = verdict(page(superuser()))
+
+    assert re.search(r"Refused by export until .* \(all slots are in use: 1 of 1; until then at most\)\.", shown)
 
 
 class TestRefusedByAddress:

@@ -111,6 +111,27 @@ class TestUsers:
 
         assert find_subjects("ann", with_users=False) == [SubjectMatch("ann", is_guess=True)]
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            pytest.param("Ann", id="the first name"),
+            pytest.param("lee", id="the last name in lower case"),
+            pytest.param("Ann Lee", id="both"),
+            pytest.param("an le", id="how both begin"),
+        ],
+    )
+    def test_a_search_finds_a_user_by(self, text: str) -> None:
+        ann = User.objects.create_user("u1", first_name="Ann", last_name="Lee")
+        User.objects.create_user("u2", first_name="Bob", last_name="Ray")
+
+        assert [match.user for match in find_subjects(text, with_users=True)] == [ann]
+
+    def test_the_name_to_log_in_comes_before_first_names(self) -> None:
+        ann = User.objects.create_user("ann", first_name="Bea")
+        User.objects.create_user("u2", first_name="Ann")
+
+        assert [match.user for match in find_subjects("ann", with_users=True)] == [ann]
+
 
 def view(request: object) -> HttpResponse:
     return HttpResponse()

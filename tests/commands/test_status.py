@@ -28,6 +28,7 @@ from django_quota.core.overrides import ALL_RULES
 from django_quota.features.bans import bans_in_force
 from django_quota.features.counters import calls
 from django_quota.features.events import newest_events
+from django_quota.limiting.flusher import flusher
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
@@ -420,6 +421,28 @@ class TestStoreThatDoesNotAnswer:
         how, noted = notes
 
         assert ("The store fails, so nothing is limited" in noted) == (how == "allow")
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize(
+    ("limit", "line"),
+    [
+        pytest.param(
+            2, "  Refused by seats, whose slots are full: 2 of 2 are in use, for 30 seconds at most\n", id="full"
+        ),
+        pytest.param(3, "  in use    seats: 2 slots of 3; the first is free in 30 seconds", id="not full"),
+    ],
+)
+def test_slots_are_among_what_refuses_if_they_are_full(limit: int, line: str) -> None:
+    with freeze(START):
+        for lease in (30, 50):
+            slot("seats", limit, lease, subject=USER).acquire()
+        flusher.flush()
+
+    printed = run("quota_status", USER)
+
+    assert line in printed
+    assert ("whose slots are full" in printed) == (limit == 2)
 
 
 @pytest.mark.usefixtures("database")

@@ -220,6 +220,11 @@ def _headlines(reading: Reading) -> Iterator[str]:
             wait = None if None in waits else max(filter(None, waits), default=0.0)
             yield f"Refused by {name} " + ("for good" if wait is None else f"for {in_words(wait * SECOND)}")
 
+    for held in snapshot.leases:
+        if held.is_full:
+            used, wait = f"{held.number} of {held.limit} are in use", in_words(held.ends_in[0] * SECOND)
+            yield f"Refused by {held.name}, whose slots are full: {used}, for {wait} at most"
+
 
 def _notes(held: Iterable[Override]) -> dict[int, str]:
     """Return the reasons of overrides, and who made them, by the primary key."""
@@ -280,7 +285,8 @@ def _lines(found: Reading, *, with_unused: bool) -> Iterator[str]:
         yield f"  ban       from {ban.rule}, for another {in_words(ban.ends_in * SECOND)}"
     for held in snapshot.leases:
         first = f"the first is free in {in_words(held.ends_in[0] * SECOND)}, from {held.source}"
-        yield f"  in use    {held.name}: {quantity(held.number, 'slot')}; {first}"
+        most = f" of {held.limit}" if held.limit else ""
+        yield f"  in use    {held.name}: {quantity(held.number, 'slot')}{most}; {first}"
     yield from _counter_lines(snapshot)
     for event in found.refused:
         until = f", until {second_of(event.until)}" if event.until else ""
