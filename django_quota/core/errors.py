@@ -79,18 +79,21 @@ class RateError(RuleError):
     """A rate cannot be read.
 
     `text`: the given value. `position`: the index of the first wrong character, None if the whole value is wrong.
-    `problem`: what is wrong there. `hint`: what to write instead.
+    `problem`: what is wrong there. `hint`: what to write instead. `place`: the option that has the rate, if it is not
+    the rate of a rule.
     """
 
-    def __init__(self, text: object, position: int | None, problem: str, hint: str) -> None:
+    def __init__(self, text: object, position: int | None, problem: str, hint: str, place: str = "") -> None:
         super().__init__(problem, hint)
+        self.place = place
         self.text = text
         self.position = position
 
     @property
     def in_full(self) -> Translatable:
         """What `str()` returns, as pages can translate it."""
-        words: dict[str, object] = {"text": reprlib.repr(self.text), "problem": self.problem}
+        text = f"{self.place}={reprlib.repr(self.text)}" if self.place else reprlib.repr(self.text)
+        words: dict[str, object] = {"text": text, "problem": self.problem}
         if self.position is None:
             return Translatable.sentences(Translatable("%(text)s is not a rate: %(problem)s.", **words), self.hint)
         words["position"] = self.position

@@ -153,9 +153,12 @@ class BanOption(NamedTuple):
         durations = given if isinstance(given, (list, tuple)) else (given,)
         if not 1 <= len(durations) <= MAX_BAN_DURATIONS:
             raise RuleError(f"ban['for']={given!r} does not list 1 to {MAX_BAN_DURATIONS} durations.", _BAN_EXAMPLE)
-        after = parse_rate(value["after"])
-        if after.count == 0:
-            raise RateError(str(after), 0, "a ban after no refusals would never end", _BAN_EXAMPLE)
+        try:
+            after = parse_rate(value["after"])
+            if after.count == 0:
+                raise RateError(str(after), 0, "a ban after no refusals would never end", _BAN_EXAMPLE)  # noqa: TRY301
+        except RateError as error:
+            raise RateError(error.text, error.position, error.problem, error.hint, "ban['after']") from error
         ALGORITHMS["sliding_window"].validate(after, Options())
         return cls(after, tuple(parse_duration("ban['for']", duration) for duration in durations))
 

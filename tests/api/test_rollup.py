@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -455,6 +456,17 @@ class TestErrors:
 def test_a_batch_outside_of_its_bounds_is_an_error(batch: int) -> None:
     with pytest.raises(CommandError, match=f"--batch {batch}: use 1 to 5,000, for example 500."):
         call_command("quota_rollup", batch=batch)
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+def test_without_an_answer_nothing_is_said_to_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{quota_rollup.__name__}.roll_up", Mock(side_effect=StoreUnavailable("gone")))
+    printed = StringIO()
+
+    with pytest.raises(CommandError, match="gone"):
+        call_command("quota_rollup", stdout=printed)
+
+    assert printed.getvalue() == ""
 
 
 only_one_redis = pytest.mark.parametrize("redis_server", server_programs()[:1], indirect=True, ids=["redis"])

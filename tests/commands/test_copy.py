@@ -469,7 +469,17 @@ def test_counts_of_rules_in_the_database_stay(more: tuple[str, ...], use: Callab
     error = error_of("quota_copy", "--from", "redis", "--to", "database", *more)
 
     assert error.startswith('The database has the counts of rules or counters with store="database".')
+    assert 'Set "STORE": "database" without a copy' in error
     assert peek("month", USER).remaining == 4
+
+
+def test_a_site_on_the_database_is_not_told_to_use_the_database(use: Callable[[str], None], settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+
+    error = error_of("quota_copy", "--from", "database", "--to", "redis")
+
+    assert "Name the Redis itself" in error
+    assert "STORE" not in error
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,8 @@ def test_a_configured_rule_may_be_unlimited() -> None:
     [
         ({"key": "ip"}, "it has no 'rate'"), ({"rate": "5/mx"}, "'5/mx' is not a rate"),
         ([], "the list of rates is empty"),
+        ({"rate": "5/m", "ban": {"after": "nonsense", "for": "1h"}}, r"ban\['after'\]='nonsense' is not a rate"),
+        ({"rate": "5/m", "ban": {"after": "0/m", "for": "1h"}}, r"ban\['after'\]='0/m' is not a rate"),
         ({"rate": "5/m", "bloc": False}, "Did you mean 'block'"), ({"rate": "5/m", 5: 5}, "'5' is not an option"),
         ({"rate": "5/m", "name": "a"}, "'name' is not an option"), ({"rate": [["5/m"]]}, "it is list, not a string"),
         (5, "it is int, not a string"), ({"rate": "5/m", "exclude": "/x"}, "exclude= needs match="),

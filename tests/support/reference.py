@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_origin
 
@@ -258,14 +258,22 @@ def _option(action: argparse.Action) -> str:
 def _command(name: str) -> str:
     """Return the options of a command; one that several actions share is one item."""
     actions: dict[tuple[str, str], list[str]] = {}
+    shared: dict[str, list[str]] = {}
     for verb, option, text in _options_of(import_module(commands()[name]).Command().create_parser("manage.py", name)):
         if option not in SHARED or not text.startswith(SHARED[option]):
             actions.setdefault((option, text), []).append(verb)
+        elif option.startswith("--"):
+            shared.setdefault(option, []).append(verb)
     rows = []
     for (option, text), verbs in actions.items():
         taken_by = ", ".join(f"`{verb}`" for verb in verbs if verb)
         rows.append(" ".join(filter(None, ["*", taken_by, f"`{option}`:", re.sub(r"(--[a-z-]+)", r"`\1`", text)])))
-    return "\n".join(rows)
+    all_verbs = set(chain(*actions.values(), *shared.values()))
+    above = [
+        " ".join([*(f"`{verb}`" for verb in verbs if set(verbs) != all_verbs), f"`{option}`"])
+        for option, verbs in shared.items()
+    ]
+    return "\n".join([*rows, *([f"* as [above](#commands): {', '.join(above)}"] if above else [])])
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from django_quota.conf import QuotaSettings, current
 from django_quota.core.rules import Rule
 from django_quota.engine.resolving import event_log_of
 from django_quota.limiting.known_rules import known_rules
-from django_quota.limiting.registry import make_store
+from django_quota.limiting.registry import make_store, which_redis
 from django_quota.management.console import QuotaCommand, place_of, progress, quantity, stopping
 from django_quota.operating.copying import CopiedStore, Copier, CopyReport
 
@@ -100,7 +100,9 @@ def _verify_target(name: str, *, replaces: bool) -> None:
     if name == "database" and current().store != "database" and Rule.any_in_database:
         raise CommandError(
             'The database has the counts of rules or counters with store="database". A copy cannot be put beside them, '
-            "and --replace would delete them. Nothing was changed."
+            'and --replace would delete them. Nothing was changed. Set "STORE": "database" without a copy: these rules '
+            "and counters go on from what they have, and what only Redis has begins anew: the other limits and "
+            "counters, bans, slots."
         )
     if replaces and name == current().store:
         raise CommandError(
@@ -110,6 +112,10 @@ def _verify_target(name: str, *, replaces: bool) -> None:
 
 
 def _place(name: str, stack: ExitStack) -> CopiedStore:
+    if name == "redis" and (problem := which_redis().problem()) is not None:
+        raise CommandError(
+            f"{problem.message} {problem.hint}"
+        )  # not what a site can use instead: that is the other store
     store = make_store(name)
     stack.callback(store.close)
     # The KEY_PREFIX of a cache alias is a part of the keys in Redis alone.

@@ -57,6 +57,8 @@ class Command(QuotaCommand):
                                 break
                 except StoreUnavailable as error:  # the other one may answer
                     problem = problem or error
+        if problem is not None and not done.days:
+            raise problem
         stopped, verb = "Stopped before the end. " if stop.is_set() else "", "Would move" if is_dry else "Moved"
         words = (
             f"{stopped}{verb} {quantity(done.days, 'day')} of subjects: "

@@ -37,8 +37,7 @@ def redis_of_alias(alias: str) -> WhichRedis:
 
         return DjangoRedisAlias(alias)
     words = f'CACHES["{alias}"] is {path}, which cannot run scripts in Redis.'
-    problem = cannot_serve(words, f"{NAME_A_REDIS} {_WITHOUT_REDIS}")
-    return _NoRedis(alias, problem._replace(is_another_cache=True))
+    return _NoRedis(alias, cannot_serve(words, NAME_A_REDIS)._replace(instead=_WITHOUT_REDIS))
 
 
 class _NoRedis(Alias):

@@ -49,8 +49,9 @@ class RedisProblem(NamedTuple):
     code: str
     message: str
     hint: str
-    is_another_cache: bool = False
-    """Whether the alias is a cache of another kind, such as one in memory while you develop or test."""
+    instead: str = ""
+    """What else a site can use, if the alias is a cache of another kind, such as one in memory while you develop or
+    test; else empty."""
 
 
 class WhichRedis:
@@ -86,7 +87,7 @@ class WhichRedis:
         """Raise `ConfigurationError` if it cannot serve."""
         problem = self.problem()
         if problem is not None:
-            raise ConfigurationError(problem.message, problem.hint)
+            raise ConfigurationError(problem.message, f"{problem.hint} {problem.instead}".strip())
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
