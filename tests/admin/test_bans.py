@@ -91,7 +91,7 @@ class TestInEachStore:
     @pytest.mark.parametrize(
         ("text", "number"), [("203.0.113.9", 1), ("ann", 2)], ids=["a bare address", "the name of a user"]
     )
-    def test_bans_are_found_by(self, text: str, number: int, ann: str) -> None:
+    def test_a_search_finds_all_bans_of_a_subject(self, text: str, number: int, ann: str) -> None:
         shown_as = {"203.0.113.9": SUBJECT, "ann": f"ann ({ann})"}[text]
 
         assert found(superuser(), text) == [shown_as] * number
@@ -131,7 +131,7 @@ class TestLifting:
 
         assert not peek("search", SUBJECT)
 
-    def test_a_lifted_ban_is_listed_no_more(self, ann: str) -> None:
+    def test_a_lifted_ban_is_no_longer_listed(self, ann: str) -> None:
         client = superuser()
 
         lift(client, pair(ann), pair(ann, "search"))
@@ -239,7 +239,7 @@ class TestListing:
             pytest.param('<a href="/admin/django_quota/quotaoverride/rule/?name=strict">strict</a>', id="the rule"),
         ],
     )
-    def test_a_row_leads_to(self, link: str) -> None:
+    def test_a_row_has_links(self, link: str) -> None:
         assert link in superuser().get(PAGE).content.decode()
 
     def test_the_history_shows_what_became_of_each_ban(self) -> None:
@@ -301,7 +301,7 @@ class TestSearch:
             pytest.param("", "login", ["anna", "address"], id="a rule"),
         ],
     )
-    def test_a_ban_is_found_by(self, text: str, rule: str, banned: list[str], anna: str) -> None:
+    def test_a_search_finds_bans(self, text: str, rule: str, banned: list[str], anna: str) -> None:
         annika = f"annika (user:{User.objects.get(username='annika').pk})+ip:198.51.100.8"
         names = {"anna": anna, "annika": annika, "address": SUBJECT}
 
@@ -317,7 +317,7 @@ class TestSearch:
         assert "anna" not in page
 
     @pytest.mark.parametrize("part", ['type="checkbox"', "?name=login"], ids=["lifting", "links to rules"])
-    def test_without_their_permissions_there_is_no(self, part: str) -> None:
+    def test_what_needs_a_permission_is_hidden_without_it(self, part: str) -> None:
         assert part in superuser().get(PAGE).content.decode()
         assert part not in operator("view_ban").get(PAGE).content.decode()
 
@@ -361,7 +361,7 @@ class TestHiddenValues:
 
         assert name.startswith(beginning)
 
-    def test_a_plain_value_does_not_come_into_the_address_of_the_page(self) -> None:
+    def test_a_plain_value_is_not_in_the_url(self) -> None:
         assert "secret" not in superuser().post(PAGE, {"find": self.HEADER})["Location"]
 
     def test_wrong_text_is_an_error_that_does_not_repeat_it(self) -> None:
@@ -495,11 +495,11 @@ class TestEvents:
         ],
         ids=["a list", "a history"],
     )
-    def test_if_they_are_off_the_page_says_that_it_has_not(self, words: str) -> None:
+    def test_without_events_the_page_says_what_it_lacks(self, words: str) -> None:
         assert words in superuser().get(PAGE).content.decode()
 
     @pytest.mark.usefixtures("no_events")
-    def test_if_they_are_off_a_search_finds_a_ban(self) -> None:
+    def test_without_events_a_search_finds_a_ban(self) -> None:
         assert found(superuser(), SUBJECT) == [SUBJECT]
 
 
@@ -628,7 +628,7 @@ class TestSettingABan:
         ],
         ids=["no reason", "an end in the past", "an unknown name", "a wrong subject"],
     )
-    def test_the_form_refuses(self, given: dict[str, str], says: str) -> None:
+    def test_the_form_says_what_is_wrong(self, given: dict[str, str], says: str) -> None:
         assert says in self.set_ban(superuser(), **given).content.decode()
         assert not QuotaOverride.objects.exists()
 
@@ -644,7 +644,7 @@ class TestSettingABan:
 
         assert says in self.set_ban(operator(*rights), subject="nobody").content.decode()
 
-    def test_the_own_address_needs_a_tick(self) -> None:
+    def test_a_ban_of_your_own_address_needs_a_tick(self) -> None:
         client = superuser()
 
         question = self.set_ban(client, subject="127.0.0.1").content.decode()
@@ -676,7 +676,7 @@ class TestSettingABan:
         [({"rule": "search"}, 0), ({"subject": "user:999"}, 0), ({"subject": "user"}, 1), ({}, 1)],
         ids=["another rule", "another subject", "a part of the subject", "nothing"],
     )
-    def test_a_search_finds_it_by(self, query: dict[str, str], number: int) -> None:
+    def test_a_search_looks_at_its_subject(self, query: dict[str, str], number: int) -> None:
         client = superuser()
 
         self.set_ban(client)

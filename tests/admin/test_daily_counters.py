@@ -344,7 +344,7 @@ def test_batches_bring_each_row_once_in_order(order: tuple[str, ...], size: int)
     assert list(rows_in_order(DailyCounter.objects.all(), order, size)) == expected
 
 
-def test_rows_added_during_an_export_double_nothing() -> None:
+def test_rows_added_during_an_export_repeat_no_row() -> None:
     DailyCounter.objects.bulk_create(several())
     found = rows_in_order(DailyCounter.objects.all(), NEWEST, 10)
     first = [next(found) for _ in range(10)]

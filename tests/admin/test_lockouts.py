@@ -52,7 +52,7 @@ OWN = [
 
 @pytest.mark.parametrize("own", OWN)
 @pytest.mark.parametrize("rule", ["*", "search"])
-def test_a_block_of_oneself_wants_a_tick(client: Client, me: str, own: Callable[[str], str], rule: str) -> None:
+def test_a_block_of_yourself_needs_a_tick(client: Client, me: str, own: Callable[[str], str], rule: str) -> None:
     page = added(client, own(me), rule)
 
     assert TICK in page
@@ -60,7 +60,7 @@ def test_a_block_of_oneself_wants_a_tick(client: Client, me: str, own: Callable[
 
 
 @pytest.mark.parametrize("own", OWN)
-def test_a_tick_blocks_oneself(client: Client, me: str, own: Callable[[str], str]) -> None:
+def test_a_tick_blocks_yourself(client: Client, me: str, own: Callable[[str], str]) -> None:
     added(client, own(me), **{LOCKOUT: "1"})
 
     assert QuotaOverride.objects.get().mode == "blocked"
@@ -76,7 +76,7 @@ def test_a_tick_blocks_oneself(client: Client, me: str, own: Callable[[str], str
         pytest.param("*", "shadow", id="shadow"),
     ],
 )
-def test_what_does_not_block_oneself_wants_no_tick(client: Client, subject: str, mode: str) -> None:
+def test_what_does_not_block_yourself_needs_no_tick(client: Client, subject: str, mode: str) -> None:
     added(client, subject, mode=mode)
 
     assert QuotaOverride.objects.get().subject == subject
@@ -96,7 +96,7 @@ def test_the_page_says_why_with_the_command_that_lifts_it(client: Client, own: s
     assert words in added(client, own, rule)
 
 
-def test_the_preview_says_so_too(client: Client) -> None:
+def test_the_preview_says_that_it_blocks_you(client: Client) -> None:
     fields = {"subject": "*", "rule": "*", "mode": "blocked"}
 
     page = client.post("/admin/django_quota/quotaoverride/preview/", fields).content.decode()
@@ -116,7 +116,7 @@ def test_the_command_lifts_the_block(client: Client, own: str, rule: str) -> Non
     assert not QuotaOverride.objects.exists()
 
 
-def test_a_block_that_is_saved_again_as_it_is_wants_no_tick(client: Client) -> None:
+def test_a_block_that_is_saved_again_as_it_is_needs_no_tick(client: Client) -> None:
     row = QuotaOverride.objects.create(subject="*", mode="blocked")
 
     answer = client.post(f"{LIST}{row.pk}/change/", {"subject": "*", "rule": "*", "mode": "blocked"})
@@ -124,7 +124,7 @@ def test_a_block_that_is_saved_again_as_it_is_wants_no_tick(client: Client) -> N
     assert answer.status_code == 302
 
 
-def test_an_exemption_that_becomes_a_block_wants_a_tick(client: Client) -> None:
+def test_an_exemption_that_becomes_a_block_needs_a_tick(client: Client) -> None:
     row = QuotaOverride.objects.create(subject="*", mode="exempt")
 
     page = client.post(f"{LIST}{row.pk}/change/", {"subject": "*", "rule": "*", "mode": "blocked"}).content.decode()
@@ -139,11 +139,11 @@ class TestButtonOfSubject:
         fields = {"subject": subject, "on": "*", "confirmed": "yes", "span": "1d", "reason": "spam", **more}
         return client.post(ACTION, fields).content.decode()
 
-    def test_it_wants_a_tick(self, client: Client, me: str) -> None:
+    def test_it_needs_a_tick(self, client: Client, me: str) -> None:
         assert TICK in self.asked(client, me)
         assert not QuotaOverride.objects.exists()
 
-    def test_the_first_page_says_so(self, client: Client) -> None:
+    def test_the_question_says_that_it_blocks_you(self, client: Client) -> None:
         page = client.get(ACTION, {"subject": f"ip:{MINE}", "on": "*"}).content.decode()
 
         assert f"your own requests count for ip:{MINE}" in page
@@ -153,7 +153,7 @@ class TestButtonOfSubject:
 
         assert QuotaOverride.objects.get().subject == me
 
-    def test_others_are_blocked_without_one(self, client: Client) -> None:
+    def test_others_are_blocked_without_a_tick(self, client: Client) -> None:
         self.asked(client, "user:4711")
 
         assert QuotaOverride.objects.get().subject == "user:4711"
@@ -170,7 +170,7 @@ class TestManyAtOnce:
     def modes(self) -> set[str]:
         return set(QuotaOverride.objects.values_list("mode", flat=True))
 
-    def test_it_says_so(self, client: Client) -> None:
+    def test_it_says_that_it_blocks_you(self, client: Client) -> None:
         page = self.chosen(client)
 
         assert TICK in page
@@ -185,7 +185,7 @@ class TestManyAtOnce:
 
         assert self.modes() == {"blocked"}
 
-    def test_the_end_of_overrides_wants_none(self, client: Client) -> None:
+    def test_the_end_of_overrides_needs_no_tick(self, client: Client) -> None:
         page = self.chosen(client, action="expire_selected")
 
         assert TICK not in page

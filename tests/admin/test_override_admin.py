@@ -84,7 +84,7 @@ class TestList:
         count_of_all="7 overrides\n",
         link_to_the_subject='href="/admin/django_quota/subject/?subject=user%3A1"',
     )
-    def test_it_shows(self, words: str) -> None:
+    def test_it_shows_each_detail(self, words: str) -> None:
         now = timezone.now()
         row("user:1", rule="search", mode="rate", rate="50/m", reason="an import")
         row("user:2", mode="blocked", starts=now + DAY, reason="<b>" + "because " * 20)
@@ -128,7 +128,7 @@ class TestList:
             pytest.param({"rule": "unknown"}, [], id="an unknown rule"),
         ],
     )
-    def test_a_filter_finds(self, query: dict[str, str], finds: list[str]) -> None:
+    def test_a_filter_finds_its_rows(self, query: dict[str, str], finds: list[str]) -> None:
         self.four_rows()
 
         assert listed(superuser(), **query) == finds
@@ -145,7 +145,7 @@ class TestList:
             pytest.param("ip:198.51.100.0/24", ["ip:198.51.100.0/24"], id="a network with its kind"),
         ],
     )
-    def test_a_search_finds(self, text: str, finds: list[str]) -> None:
+    def test_a_search_finds_its_rows(self, text: str, finds: list[str]) -> None:
         self.four_rows()
 
         assert listed(superuser(), q=text) == finds
@@ -218,7 +218,7 @@ class TestQueries:
 
 class TestForm:
     @has_words(the_rules='<option value="search">', the_subject_of_the_link='value="user:7"')
-    def test_it_begins_with(self, words: str) -> None:
+    def test_it_is_filled_by_the_link_that_led_to_it(self, words: str) -> None:
         assert words in superuser().get(f"{LIST}add/?subject=user:7").content.decode()
 
     def test_it_saves_a_row_with_who_made_it(self) -> None:
@@ -381,7 +381,7 @@ class TestPreview:
         assert not LogEntry.objects.exists()
         assert peek("search", "user:42").remaining == 7
 
-    def test_that_of_a_change_compares_with_no_override(self, three_used: None) -> None:
+    def test_the_preview_of_a_change_compares_with_no_override(self, three_used: None) -> None:
         made = row(rule="search", mode="rate", rate="20/m")
 
         shown = preview(superuser(), f"{made.pk}/", rate="50/m")
@@ -401,7 +401,7 @@ class TestPreview:
         assert "Nothing changes, since this rule has an override of its own." in folded
         assert ">login<" not in table
 
-    def test_that_of_a_change_shows_what_would_hold(self) -> None:
+    def test_the_preview_of_a_change_shows_what_would_hold(self) -> None:
         made = row(rule="search")
 
         assert "no hit is admitted" in preview(superuser(), f"{made.pk}/", mode="blocked", rate="")
@@ -516,7 +516,7 @@ class TestPreviewOfGroups:
         how_many_were_refused="2 of these subjects were refused today",
         how_many_would_be="the next hits of 0 of them are refused",
     )
-    def test_it_counts(self, words: str) -> None:
+    def test_it_counts_the_subjects_of_a_group(self, words: str) -> None:
         assert words in self.of_the_network()
 
     @has_words(before="2/h: 2 of 2 used, 0 left", after="9/h: 2 of 9 used, 7 left")
@@ -699,7 +699,7 @@ class TestListOfRules:
         place="QUOTA[&quot;RULES&quot;][&quot;search&quot;]",
         name_that_may_break='?name=of.a_view">of.<wbr>a_<wbr>view</a>',
     )
-    def test_it_shows(self, words: str, settings: Any) -> None:
+    def test_it_shows_each_detail(self, words: str, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "10/m", "of.a_view": "1/m"}}
 
         assert words in superuser().get(self.LIST_OF_RULES).content.decode()

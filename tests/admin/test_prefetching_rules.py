@@ -29,7 +29,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize(("page", "words"), PAGES.values(), ids=PAGES)
-def test_it_is_said_on(client: Client, page: str, words: str) -> None:
+def test_pages_show_what_is_taken_ahead(client: Client, page: str, words: str) -> None:
     assert words in client.get(f"/admin/django_quota/{page}").content.decode()
 
 

@@ -134,7 +134,7 @@ class TestSearch:
     def test_what_cannot_be_a_subject_is_an_error(self, text: str) -> None:
         assert "errornote" in superuser().post(PAGE, {"find": text}).content.decode()
 
-    def test_a_name_that_nobody_has_is_said(self) -> None:
+    def test_a_search_says_that_nobody_has_a_name(self) -> None:
         User.objects.create_user("anna")
 
         shown = superuser().post(PAGE, {"find": "bob"}, follow=True).content.decode()
@@ -142,7 +142,7 @@ class TestSearch:
         assert "Nobody&#x27;s name or e-mail begins with &#x27;bob&#x27;." in shown
 
     @pytest.mark.parametrize("text", ["global", "ann"], ids=["the site", "the beginning of a name"])
-    def test_it_is_not_said_of(self, text: str) -> None:
+    def test_a_search_does_not_say_so_of_what_it_finds(self, text: str) -> None:
         User.objects.create_user("anna", pk=7)
         check("search", "global")
         check("search", "user:7")
@@ -209,7 +209,7 @@ class TestPage:
         an_override_that_counts_for_nothing="no rule: another override takes precedence",
     )
     @pytest.mark.usefixtures("overrides_with_a_ban")
-    def test_it_shows(self, words: str) -> None:
+    def test_it_shows_each_detail(self, words: str) -> None:
         assert words in page(superuser())
 
     @pytest.mark.usefixtures("overrides_with_a_ban")
@@ -260,15 +260,15 @@ class TestPage:
         assert names == {"Dec 01 00:00:00"}
 
     @pytest.mark.parametrize(("subject", "hint"), [("nobody", "No request has the"), ("user:joe", "no user with")])
-    def test_what_is_nobody_gets_a_hint(self, subject: str, hint: str) -> None:
+    def test_an_unknown_subject_gets_a_hint(self, subject: str, hint: str) -> None:
         assert hint in page(superuser(), subject)
 
     @pytest.mark.parametrize("words", ["formaction", "Right now"], ids=["buttons", "an answer"])
-    def test_what_is_no_subject_has_no(self, words: str) -> None:
+    def test_what_is_no_subject_can_only_be_searched(self, words: str) -> None:
         assert words not in page(superuser(), "nobody")
 
     @pytest.mark.parametrize("words", ["formaction", "Right now"], ids=["buttons", "an answer"])
-    def test_an_unknown_user_has(self, words: str) -> None:
+    def test_an_unknown_user_is_a_subject(self, words: str) -> None:
         assert words in page(superuser(), "user:joe")
 
     @pytest.mark.parametrize(("subject", "hint"), [("nobody", "No request has the"), ("user:joe", "no user with")])
@@ -354,7 +354,9 @@ class TestImpossibleTiers:
             pytest.param("ip", "ip:192.0.2.1", ["anonymous", "authenticated"], id="an address has any"),
         ],
     )
-    def test_they_are_not_shown(self, key: str, subject: str, tiers: list[str], settings: Any) -> None:
+    def test_tiers_that_a_subject_cannot_have_are_not_shown(
+        self, key: str, subject: str, tiers: list[str], settings: Any
+    ) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"tiered": {**self.TIERED, "key": key}}}
 
         shown = page(superuser(), subject)
@@ -438,7 +440,7 @@ class TestVerdict:
         a_limit_that_is_used_up="Refused by search until ",
     )
     @pytest.mark.usefixtures("three_limits_are_used_up")
-    def test_it_names(self, words: str) -> None:
+    def test_it_names_what_refuses(self, words: str) -> None:
         assert words in verdict(page(superuser()))
 
     @pytest.mark.usefixtures("three_limits_are_used_up")
@@ -627,7 +629,7 @@ class TestRecentRefusals:
             check("2/h", SUBJECT, name="transfer")
 
     @has_words(rule='<td data-label="Rule">transfer</td>', limit='<td data-label="Limit">2</td>')
-    def test_a_row_has_the(self, words: str) -> None:
+    def test_a_row_names_the_limit_that_refused(self, words: str) -> None:
         assert words in page(superuser()).split("Recent refusals")[1]
 
     def test_the_page_takes_few_calls_of_redis_without_a_scan(
@@ -688,7 +690,7 @@ class TestWithoutTheStore:
     def no_store(self, rules: None, settings: Any) -> None:
         settings.QUOTA = {name: value for name, value in settings.QUOTA.items() if name != "STORE"}
 
-    def test_the_page_says_so(self) -> None:
+    def test_the_page_says_that_limits_cannot_be_read(self) -> None:
         assert "The limits cannot be read now." in page(superuser())
 
     def test_a_block_is_saved(self) -> None:
@@ -713,7 +715,7 @@ class TestWithoutTheStore:
 
 
 class TestButtons:
-    def test_those_of_a_rule_are_below_one_line(self) -> None:
+    def test_the_buttons_of_a_rule_are_below_one_line(self) -> None:
         check("search", SUBJECT)
 
         (rule,) = re.findall(
@@ -872,7 +874,7 @@ class TestActions:
         ],
     )
     @pytest.mark.usefixtures("banned")
-    def test_each_is_in_the_history_once(self, name: str, words: str) -> None:
+    def test_each_action_is_in_the_history_once(self, name: str, words: str) -> None:
         client = superuser()
         if name == "clear":
             override(rule="login")
@@ -911,7 +913,7 @@ class TestRaising:
 
         assert check("plans", SUBJECT, tier=plan).limit == limit
 
-    def test_that_of_an_address_leaves_its_logins(self, settings: Any) -> None:
+    def test_a_raise_of_an_address_leaves_its_logins(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "LOGIN": {"5/10m": "ip"}, "RULES": {"signup": BY_USER["signup"]}}
         settings.AUTHENTICATION_BACKENDS = [
             "django_quota.contrib.auth.LoginQuotaBackend",
@@ -995,7 +997,7 @@ class TestRaising:
             pytest.param({"rate": "40/m", "expires": timezone.now()}, id="one that has ended"),
         ],
     )
-    def test_it_replaces(self, values: dict[str, Any]) -> None:
+    def test_it_replaces_an_earlier_raise_or_an_ended_override(self, values: dict[str, Any]) -> None:
         override(rule="search", mode="rate", **values)
 
         act(superuser(), "raise", "search", factor="5")

@@ -175,7 +175,7 @@ def test_the_old_store_keeps_what_it_has(way: Direction, use: Callable[[str], No
     assert CREDITS.get(USER) == 7
 
 
-def test_different_values_go_along_to_redis(use: Callable[[str], None]) -> None:
+def test_different_values_are_copied_to_redis(use: Callable[[str], None]) -> None:
     for value in ("ann", "bob", "ann"):
         VISITORS.unique("global", value)
 
@@ -426,7 +426,7 @@ def test_json_has_each_number(use: Callable[[str], None]) -> None:
     }  # fmt: skip
 
 
-def test_on_a_terminal_it_draws_how_far_it_is(use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_it_draws_its_progress(use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     CREDITS.incr(USER, 7)
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)

@@ -691,7 +691,7 @@ class TestBans:
             assert not peek("banning", SUBJECT)
 
     @pytest.mark.usefixtures("two_bans")
-    def test_a_ban_that_is_lifted_refuses_no_more(self) -> None:
+    def test_a_ban_that_is_lifted_no_longer_refuses(self) -> None:
         assert run("quota_bans", "lift", SUBJECT) == f"Lifted the ban of {SUBJECT} from banning\n"
         with freeze(START):
             assert peek("banning", SUBJECT)
@@ -820,7 +820,7 @@ class TestNotes:
         assert f"user:{ann.pk}" in run(command, "ann")
 
     @pytest.mark.parametrize("known", ["an address", "a user", "a counted name"])
-    def test_a_known_subject_gets_none(self, command: str, known: str) -> None:
+    def test_a_known_subject_gets_no_hint(self, command: str, known: str) -> None:
         ann = User.objects.create_user("ann")
         with freeze(START):
             check("search", "ann")
@@ -858,7 +858,7 @@ class TestWhatMatters:
             pytest.param({"mode": "exempt"}, "  Exempt, without an end", id="exempt"),
         ],
     )
-    def test_an_override_in_force(self, database: Any, fields: dict[str, Any], line: str) -> None:
+    def test_it_says_which_override_is_in_force(self, database: Any, fields: dict[str, Any], line: str) -> None:
         QuotaOverride.objects.create(**{"subject": USER, "mode": "blocked", **fields})
 
         assert self.headlines(USER) == [line]
@@ -871,7 +871,7 @@ class TestWhatMatters:
             pytest.param({"subject": "user:7"}, id="of another subject"),
         ],
     )
-    def test_another_override_is_not_among_them(self, database: Any, fields: dict[str, Any]) -> None:
+    def test_it_leaves_out_an_override_that_is_not_in_force(self, database: Any, fields: dict[str, Any]) -> None:
         QuotaOverride.objects.create(**{"subject": USER, "mode": "blocked", **fields})
 
         assert self.headlines(USER) == []
@@ -891,7 +891,7 @@ class TestWhatMatters:
             pytest.param({"reason": "spam", "by": "guard"}, " (spam, by guard)", id="a reason from somebody"),
         ],
     )
-    def test_a_ban(self, said: dict[str, str], shown: str) -> None:
+    def test_it_says_how_long_a_ban_lasts_who_set_it_why(self, said: dict[str, str], shown: str) -> None:
         with freeze(START):
             ban("banning", USER, 600, **said)
 
@@ -903,13 +903,13 @@ class TestWhatMatters:
 
         assert self.headlines(USER) == ["  Banned from banning for another 10 minutes (spam, by mod)"]
 
-    def test_a_limit_that_refuses(self) -> None:
+    def test_it_says_which_limit_refuses(self) -> None:
         with freeze(START):
             check("search", USER, 10)
 
         assert self.headlines(USER) == ["  Refused by search for 1 minute"]
 
-    def test_a_user_name_is_enough(self, ann: User) -> None:
+    def test_it_takes_the_name_of_a_user(self, ann: User) -> None:
         with freeze(START):
             check("search", ann, 10)
 
@@ -924,7 +924,7 @@ class TestWhatMatters:
         with pytest.raises(CommandError, match=f"may be user:{first.pk}, user:{second.pk}. Use one of them."):
             run("quota_status", "one@example.org")
 
-    def test_a_login_that_is_locked(self, ann: User, settings: Any) -> None:
+    def test_it_says_that_a_login_is_locked(self, ann: User, settings: Any) -> None:
         settings.AUTHENTICATION_BACKENDS = [
             "django_quota.contrib.auth.LoginQuotaBackend",
             "django.contrib.auth.backends.ModelBackend",
