@@ -112,6 +112,13 @@ def once(view: Any) -> dict[str, int]:
     return dict.fromkeys(("slots", "tokens", "settled", "credits"), 0) | ({used: 7} if used else {})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def a_collection_is_quick() -> None:
+    """Let no collection look at what earlier tests have left: it would take longer than the test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def site(settings: Any, either_store: Any) -> None:
     settings.ROOT_URLCONF = __name__
