@@ -20,6 +20,7 @@ from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 from django.db.utils import ConnectionHandler
 from hypothesis import given
 from hypothesis.strategies import none
+from redis.utils import get_lib_version
 
 from django_quota.core.clock import moment_of, use_clock
 from django_quota.core.rules import Rule
@@ -80,7 +81,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Spare the collector the thousands of tests: else each of its rounds takes half a second, in every process."""
+    """Spare the collector the thousands of tests: else each of its rounds takes half a second, in every process.
+
+    It also collects more rarely than in a site: a process of the tests lives for minutes, and has the memory.
+    """
     gc.disable()
     try:
         return (yield)
@@ -89,6 +93,7 @@ def pytest_collection() -> Generator[None, object, object]:
         # rest is frozen, and it warns of that.
         given(none())(lambda _: None)()
         gc.freeze()
+        gc.set_threshold(20_000, 20, 10)
         gc.enable()
 
 
@@ -145,6 +150,14 @@ def a_busy_machine_is_waited_for() -> Iterator[None]:
             patched.setattr(f"django_quota.limiting.overrides.{bound}", PATIENCE)
         patched.setattr(runtime, "is_of_site", lambda _: True)
         patched.setattr(flusher, "wake", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_version_of_redis_py_is_read_once() -> Iterator[None]:
+    """Newer redis-py reads it from a file for each new connection, and each test makes some."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("redis.utils.get_lib_version", cache(get_lib_version))
         yield
 
 
@@ -276,7 +289,14 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(
-    params=["memory", "sqlite", selection.thorough("postgresql", "postgresql"), *programs(), "cluster"], ids=named
+    params=[
+        "memory",
+        "sqlite",
+        selection.thorough("postgresql", "postgresql"),
+        *programs(),
+        selection.thorough("cluster", "cluster"),
+    ],
+    ids=named,
 )
 def either_store(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any) -> None:
     """The memory store, the database store, the Redis store on each server, and on a Cluster: empty, all forgotten."""

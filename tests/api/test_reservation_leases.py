@@ -15,6 +15,7 @@ from django_quota.testing import freeze, server_programs
 from django_quota.types import Reservation
 from tests.support.commands import said
 from tests.support.outages import no_answer
+from tests.support.selection import thorough
 from tests.support.steps import MINUTE, START
 
 USER, ORG = "user:42", "org:7"
@@ -246,7 +247,10 @@ class TestTheBackground:
 
 
 @pytest.mark.parametrize(
-    "either_store", [*server_programs()[:1], "cluster", "sqlite"], indirect=True, ids=["redis", "cluster", "sqlite"]
+    "either_store",
+    [*server_programs()[:1], thorough("cluster", "cluster"), "sqlite"],
+    indirect=True,
+    ids=["redis", "cluster", "sqlite"],
 )
 @both_stores
 class TestTheSweep:

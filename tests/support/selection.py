@@ -4,6 +4,8 @@ Mark a test, a class, a file (`pytestmark`) or a parameter with `pytest.mark.tho
 the same code without it, or where it takes seconds. A test that needs such a parameter in `make test` too is marked
 `pytest.mark.always(reason)`. The last lines of each run count what was left out.
 
+`--also` brings one reason back: nox runs the tests on a Cluster with each version of redis-py, whose client it needs.
+
 With `--all` everything runs on the first server of the machine, which is the Redis on PATH where there is one, and
 `ON_EACH_SERVER` on the others too.
 """
@@ -18,6 +20,7 @@ REASONS = {
     "server": "the same on another server",
     "decoded": "the same with decode_responses",
     "postgresql": "the same on PostgreSQL",
+    "cluster": "the same on a Cluster",
     "topology": "Clusters and Sentinels of their own: seconds to form, to fail over, to time out",
     "processes": "processes that run, wait or are killed for seconds",
     "search": "long searches for a counterexample",
@@ -43,6 +46,7 @@ def thorough(reason: str, *values: Any) -> Any:
 
 def add_option(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the thorough tests too, and all generated inputs")
+    parser.addoption("--also", action="append", choices=list(REASONS), default=[], help="run these thorough tests too")
 
 
 class Selection:
@@ -52,6 +56,7 @@ class Selection:
         for marker in ("thorough", "always"):
             config.addinivalue_line("markers", f"{marker}(*reasons): see tests/support/selection.py")
         self._all: bool = config.getoption("all")
+        self._also: list[str] = config.getoption("also")
         self._left: Counter[str] = Counter()
 
     def left_out_for(self, item: pytest.Item) -> str | None:
@@ -62,7 +67,7 @@ class Selection:
             raise pytest.UsageError(f"{item.nodeid}: no reason {unknown}; tests/support/selection.py lists them")
         if self._all:
             thorough = [] if any(map(item.path.is_relative_to, ON_EACH_SERVER)) else ["server"] * ("server" in thorough)
-        return next((reason for reason in thorough if reason not in always), None)
+        return next((reason for reason in thorough if reason not in (*always, *self._also)), None)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
