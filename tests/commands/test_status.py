@@ -891,7 +891,7 @@ class TestWhatMatters:
             pytest.param({"reason": "spam", "by": "guard"}, " (spam, by guard)", id="a reason from somebody"),
         ],
     )
-    def test_it_says_how_long_a_ban_lasts_who_set_it_why(self, said: dict[str, str], shown: str) -> None:
+    def test_a_ban_is_told_with_its_end_author_reason(self, said: dict[str, str], shown: str) -> None:
         with freeze(START):
             ban("banning", USER, 600, **said)
 
