@@ -561,6 +561,20 @@ class TestAJobThatFails:
         assert caplog.messages == ["Cannot count, and will try again: no event loop"]
 
 
+def test_a_process_that_could_start_no_thread_tries_again_at_the_next_count(
+    own_flusher: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_flusher.add(counting := job())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        own_flusher.wake()
+    assert not own_flusher.is_woken
+
+    own_flusher.wake()
+
+    wait_until(lambda: rounds_of(counting))
+
+
 def test_it_does_one_round_each_time_it_is_woken(own_flusher: Background) -> None:
     made, threads = job(), set[str]()
     made.flush.side_effect = lambda: threads.add(threading.current_thread().name)

@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from io import StringIO
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
 from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
-from django.test import override_settings
+from django.http import HttpResponse
+from django.test import RequestFactory, override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import Rule, acheck, check, counter, peek, reserve, slot
+from django_quota import Rule, acheck, check, concurrency, counter, peek, quota, reserve, slot
 from django_quota.adapters import adecide, decide
+from django_quota.core.clock import MAX_GUESSES
 from django_quota.core.errors import StoreBusy, StoreConnectionLost, StoreFull, StoreOutOfMemory
+from django_quota.engine.codec import RETRY_WITH, Adjust
 from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.signals import store_lost
 from django_quota.testing import RedisServer, clear, freeze, running_redis
@@ -41,7 +45,7 @@ from tests.support.outages import (
 )
 from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START, Clock
-from tests.support.stores import caches, current_store
+from tests.support.stores import caches, current_store, spy
 
 SUBJECT = "ip:203.0.113.9"
 
@@ -402,6 +406,40 @@ def test_what_is_no_reply_to_a_decision_decides_as_an_outage_would(
 
     assert (decision.degraded, decision.allowed) == (True, False)
     assert "the reply to a decision cannot be read: " in caplog.text
+
+
+def test_a_store_whose_clock_never_agrees_is_not_asked_for_ever(
+    memory_store: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = Mock(return_value=[START, RETRY_WITH])
+    monkeypatch.setattr(current_store(), "run", asked)
+
+    decision = check("9/month", "user:1", algorithm="calendar", on_unavailable="deny")
+
+    assert (decision.degraded, decision.allowed, asked.call_count) == (True, False, MAX_GUESSES)
+    assert "the store's clock kept crossing the end of a day or period" in caplog.text
+
+
+@quota("9/m", key="ip", name="exports")
+@concurrency(1, key="global", name="export")
+def exports(request: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+def test_what_a_refused_request_could_not_give_back_is_logged(
+    memory_store: None, rf: RequestFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(operation: Any) -> None:
+        if isinstance(getattr(operation, "mode", None), Adjust):
+            raise StoreUnavailable("it is gone")
+
+    with slot("export", 1), pytest.MonkeyPatch.context() as patched:
+        spy(patched, before=lose)
+        response = exports(rf.get("/", REMOTE_ADDR="192.0.2.1"))
+
+    assert response.status_code == 429
+    assert "A refused request stays counted under some of its limits: the store did not answer." in caplog.messages
+    assert peek("9/m", "ip:192.0.2.1", name="exports").used == 1
 
 
 WRITES: dict[str, Callable[[int], tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]]] = {

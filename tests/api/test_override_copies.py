@@ -227,6 +227,35 @@ def test_without_its_database_what_is_known_holds(without_a_database: list[bool]
     assert without_a_database == [False] * 5
 
 
+@pytest.fixture
+def without_a_thread(watch: Watch) -> None:
+    """A process that knows a block, and could start no thread when a refresh was due."""
+    block()
+    watch.let_pass(copies.WAIT_AFTER)
+    with patch.object(copies.reader, "call_at", return_value=False):
+        admits()
+
+
+@pytest.mark.usefixtures("without_a_thread")
+def test_without_a_thread_what_is_known_holds() -> None:
+    assert not admits()
+
+
+@pytest.mark.usefixtures("without_a_thread")
+def test_a_process_that_can_start_no_thread_says_so() -> None:
+    assert overrides.problem == "this process can start no thread"
+
+
+@pytest.mark.usefixtures("without_a_thread")
+def test_the_overrides_are_read_as_soon_as_a_thread_can_be_started(watch: Watch) -> None:
+    with elsewhere():
+        block("ip:192.0.2.2")
+
+    watch.let_pass(copies.WAIT_AFTER)
+
+    assert (admits("ip:192.0.2.2"), overrides.problem) == (False, "")
+
+
 @pytest.mark.usefixtures("without_a_database")
 def test_an_outage_of_the_database_is_one_line_that_says_why(caplog: pytest.LogCaptureFixture) -> None:
     logged = [record for record in caplog.get_records("setup") if record.name == "django_quota.overrides"]
