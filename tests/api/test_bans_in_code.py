@@ -16,6 +16,7 @@ from django.urls import path
 
 from django_quota import Decision, Rule, aban, areset, aunban, ban, check, peek, quota, reset, unban
 from django_quota.conf import current
+from django_quota.engine.events import AppendEvents
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features.events import newest_events
 from django_quota.limiting.registry import get_limiter
@@ -27,6 +28,7 @@ from tests.support.counts import bans_of
 from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import MINUTE, START
+from tests.support.stores import spy
 
 SUBJECT = "ip:203.0.113.9"
 BAN = {"after": "1000/m", "for": "10m"}  # never reached
@@ -394,6 +396,34 @@ def test_a_wrong_subject_is_an_error(verb: Callable[..., Any], given: tuple[Any,
 def test_without_the_store_it_is_an_error(call: Callable[[Do], object], do: Do) -> None:
     with no_answer(), pytest.raises(StoreUnavailable):
         call(do)
+
+
+@in_memory
+class TestStoreThatFailsAfterTheBan:
+    """The ban is in the store, and the next call is not answered."""
+
+    def ban_and_lose(self, lost: Callable[[Any], bool]) -> None:
+        def lose(operation: Any) -> None:
+            if lost(operation):
+                raise StoreUnavailable("it is gone")
+
+        with pytest.MonkeyPatch.context() as patched:
+            spy(patched, before=lose)
+            ban("search", SUBJECT, 600)
+
+    def test_a_ban_that_could_not_be_looked_at_is_an_error(self) -> None:
+        with pytest.raises(StoreUnavailable, match="it has not answered since the ban was set"):
+            self.ban_and_lose(lambda operation: getattr(operation, "mode", None) == "peek")
+
+    def test_an_event_that_could_not_be_written_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.ban_and_lose(lambda operation: isinstance(operation, AppendEvents))
+
+        assert "The event of a ban could not be written: The quota store is unavailable: it is gone" in caplog.text
+
+    def test_a_ban_without_its_event_holds(self) -> None:
+        self.ban_and_lose(lambda operation: isinstance(operation, AppendEvents))
+
+        assert not check("search", SUBJECT)
 
 
 @on_redis

@@ -282,6 +282,16 @@ def test_a_note_says_that_there_are_no_such_events(words: list[str], says: str, 
     assert notes(*words) == says
 
 
+@pytest.mark.parametrize("kind", ["gone", "", "REFUSED"])
+def test_an_entry_of_another_kind_is_left_out(kind: str, raw: redis.Redis) -> None:
+    tell(raw, "ip:1", kind=kind)
+    tell(raw, "ip:2")
+
+    (event,) = shown("--json")
+
+    assert json.loads(event)["subject"] == "ip:2"
+
+
 def test_a_rule_that_is_gone_is_found_by_its_events(raw: redis.Redis) -> None:
     tell(raw, "ip:1", rule="gone")
     tell(raw, "ip:2", rule="another")

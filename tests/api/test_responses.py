@@ -328,6 +328,16 @@ class TestAnswerOfTheSite:
         assert parsed(replies[-1], "RateLimit") == [(url.strip("/"), {"r": 0, "t": 60})]
 
 
+@pytest.mark.parametrize("accept", ["text/html", "text/plain"])
+def test_without_its_template_a_visitor_gets_the_sentence_as_text(accept: str, client: Client, settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory", "TEMPLATE": "shop/missing.html"}
+    for _ in range(4):
+        reply = client.get("/limited/", headers={"Accept": accept})
+
+    assert (reply.status_code, reply["Content-Type"]) == (429, "text/plain; charset=utf-8")
+    assert reply.text.startswith("The limit is 3 per minute. Please try again in ")
+
+
 def test_headers_that_it_brings_are_kept(client: Client) -> None:
     own = {"Retry-After": "7", "RateLimit": '"mine";r=0', "Cache-Control": "private", "X-RateLimit-Limit": "1"}
     with answered_by(lambda request, decision: HttpResponse("no", headers=own), LEGACY_HEADERS=True):
