@@ -15,8 +15,9 @@ from django.urls import re_path
 
 from django_quota import Decision, Rule, acheck, check, quota, slot
 from django_quota.adapters import refusal_response
-from django_quota.exceptions import QuotaExceeded
+from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 from django_quota.http import responses
+from django_quota.middleware import QuotaMiddleware
 from django_quota.testing import freeze
 from tests.support.calls import fetch
 from tests.support.outages import no_answer
@@ -57,6 +58,13 @@ def unanswered() -> Decision:
 class NoOne(BaseBackend):
     def authenticate(self, request: Any, username: Any = None, password: Any = None, **kwargs: Any) -> Any:
         return None
+
+
+def of_the_view() -> Decision:
+    request = RequestFactory().get("/")
+    QuotaMiddleware(plain).process_exception(request, StoreUnavailable("it is gone"))
+    decision: Decision = request.quota  # type: ignore[attr-defined]
+    return decision
 
 
 def locked_out() -> Decision:
@@ -126,6 +134,11 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
         "This cannot be served right now. Please try again shortly.",
         "Rule 'search' refuses, since the store did not answer; try again shortly.",
     ),
+    "fail closed, by an error of the view": (
+        of_the_view,
+        "This cannot be served right now. Please try again shortly.",
+        "The store did not answer a call of the view; try again shortly.",
+    ),
     "load share": (
         of_batch,
         f"The limit is 10 per minute. Near it, other requests take precedence. {IN_A_MINUTE}",
@@ -149,7 +162,7 @@ def test_a_refusal_says_the_same_in_every_form(kind: str, settings: Any) -> None
         text, problem = (answer(decision, accept) for accept in ("text/plain", "application/problem+json"))
         said = decision.explain()
     assert (text.text, json.loads(problem.content)["detail"]) == (f"{sentence}\n", sentence)
-    assert text.status_code == (503 if kind == "fail closed" else 429)
+    assert text.status_code == (503 if kind.startswith("fail closed") else 429)
     assert ("Retry-After" in text.headers) == ("try again" in sentence)
     assert re.sub("login.username:[0-9a-f]{32}", "login.username:…", said) == explained
 
