@@ -108,6 +108,9 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
     `reason`: what is wrong, in a short string of one line without secrets.
     """
 
+    is_of_database = False
+    """Whether the database did not answer, and not Redis or the memory of the process: a site may use two stores."""
+
     def __init__(self, reason: str) -> None:
         self.reason: str = without_secrets(reason)
         super().__init__(self.reason)  # the given reason may have secrets

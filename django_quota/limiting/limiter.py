@@ -205,7 +205,7 @@ class Limiter:
     def note_failure(self, error: StoreUnavailable) -> None:
         """Report an outage because of an error that left a view."""
         if not isinstance(error, (StoreFull, StoreCommandDenied, StoreDataError)):  # these are logged where they arise
-            send(self.stores.failing().outages.failed(error, []))
+            send(self.stores.counting_in(database=error.is_of_database).outages.failed(error, []))
 
     # --- the way of a decision ----------------------------------------------------------------------------------------
 

@@ -108,11 +108,6 @@ class Stores:
             return (self.first,)
         return (self.first, self.counting_in(database=True))
 
-    def failing(self) -> CountingStore:
-        """Return the store whose outage explains an error: the first, unless only the second has one."""
-        second = self._second
-        return second if second and second.outages.is_on and not self.first.outages.is_on else self.first
-
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def ask_flow(

@@ -202,37 +202,11 @@ def shared_stores() -> Sequence[CountingStore]:
     return counting_stores()
 
 
-class JobEndedError(StoreUnavailable):
-    """A store did not answer, and ended a job of a command. It says the same as `error`."""
-
-    def __init__(self, error: StoreUnavailable, place: str) -> None:
-        super().__init__(error.reason)
-        self.words = str(error)
-        self.place = place
-        """Which store it is; see `place_of`."""
-
-    def __str__(self) -> str:
-        return self.words
-
-
-@contextmanager
-def job_on(counting: CountingStore) -> Iterator[None]:
-    """Do a job on one of the stores of a site. Raises `JobEndedError`, which names the store, if it does not answer."""
-    try:
-        yield
-    except StoreUnavailable as error:
-        raise JobEndedError(error, place_of(counting.of_rules or current().store)) from error
-
-
 def explain(error: Exception) -> str:
     """Return what went wrong: for a store with its alias, and for missing tables with what to do."""
     words = str(error).strip()
-    if isinstance(error, JobEndedError):
-        return f"{words.rstrip('.')}. It is {error.place}."
     if isinstance(error, StoreUnavailable):
-        silent = [each.of_rules for each in get_limiter().stores.in_use() if each.outages.is_on]
-        place = place_of("database" if silent == ["database"] else current().store)
-        return f"{words.rstrip('.')}. It is {place}."
+        return f"{words.rstrip('.')}. It is {place_of('database' if error.is_of_database else current().store)}."
     if isinstance(error, ConnectionDoesNotExist):
         return f"{words} Use an alias of DATABASES."
     if not isinstance(error, DatabaseError) or "django_quota_" not in words or "column" in words:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from django.utils.translation import gettext as _
 
@@ -25,12 +26,34 @@ EXAMPLES = 2
 """How many subjects show what a rule counts by."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WhoCounts:
     """The keys of the known rules, and subjects that they have counted."""
 
     keys: Mapping[str, list[object]]
-    subjects: Mapping[str, list[str]] = field(default_factory=dict)
+    known: Sequence[tuple[str, str]] = ()
+    """Pairs of a rule and a subject that it has counted."""
+
+    @cached_property
+    def subjects(self) -> Mapping[str, list[str]]:
+        """The subjects that the rules have counted: those of `known`, and those of the last events.
+
+        For a rule without any, the rows of its usage say it, and then its overrides. What does not answer is left out.
+        They are read when first needed: a preview, which is made while somebody types, needs them for functions alone.
+        """
+        pairs = list(self.known)
+        with suppress(StoreUnavailable):
+            pairs += [
+                (each.rule, each.subject)
+                for each in newest_events(get_limiter().store, current().prefix, READ)
+                if each.rule and each.subject
+            ]
+        found = _by_rule(pairs)
+        open_rules = {rule for rule, parts in self.keys.items() if rule not in found and any(map(is_function, parts))}
+        found |= _by_rule(subjects_of_rules(open_rules, READ))
+        overrides.refresh()
+        rows = [(each.rule, each.subject) for each in list(overrides.table.by_pk.values()) if each.rule in self.keys]
+        return _by_rule(pair for pair in rows if not pair[1].endswith("*")) | found
 
     def can_count(self, rule: str, subject: str, *, is_group: bool = False) -> bool:
         """Return whether a rule can count a subject, or one of a kind such as `user:*`.
@@ -38,7 +61,9 @@ class WhoCounts:
         False for the kinds that its key cannot make. A function may return any kind: what it is known to have
         returned decides. `is_group`: see `is_given_by`.
         """
-        return is_given_by(self.keys.get(rule, []), subject, self.subjects.get(rule, ()), is_group=is_group)
+        parts = self.keys.get(rule, [])
+        known = self.subjects.get(rule, ()) if any(map(is_function, parts)) else ()
+        return is_given_by(parts, subject, known, is_group=is_group)
 
     def key_of(self, rule: str) -> str:
         """Return the key of a rule as one string: `ip+post:username`, or the path of a function."""
@@ -56,23 +81,8 @@ class WhoCounts:
 
 
 def who_counts(more: Iterable[tuple[str, str]] = ()) -> WhoCounts:
-    """Read which subjects the rules have counted: from `more`, pairs of rule and subject, and from the last events.
-
-    For a rule without any, the rows of its usage say it, and then its overrides. What does not answer is left out.
-    """
-    keys, pairs = known_keys(), list(more)
-    with suppress(StoreUnavailable):
-        pairs += [
-            (each.rule, each.subject)
-            for each in newest_events(get_limiter().store, current().prefix, READ)
-            if each.rule and each.subject
-        ]
-    found = _by_rule(pairs)
-    open_rules = {rule for rule, parts in keys.items() if rule not in found and any(map(is_function, parts))}
-    found |= _by_rule(subjects_of_rules(open_rules, READ))
-    overrides.refresh()
-    rows = [(each.rule, each.subject) for each in list(overrides.table.by_pk.values()) if each.rule in keys]
-    return WhoCounts(keys, _by_rule(pair for pair in rows if not pair[1].endswith("*")) | found)
+    """Return which subjects the rules have counted. `more`: pairs of a rule and a subject, beside what is read."""
+    return WhoCounts(known_keys(), tuple(more))
 
 
 def _by_rule(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 import re
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from django_quota import quota
 from django_quota.exceptions import RuleError
+from django_quota.operating import who_counts as counting
 from django_quota.operating.lookup import (
     MAX_USERS,
     SubjectMatch,
@@ -206,3 +208,20 @@ def test_an_override_may_have_two_problems() -> None:
 def test_an_override_of_many_has_no_problem(typed: str, subject: str) -> None:
     assert parse_override_input(typed) == subject
     assert override_problems("*", subject) == []
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("keyed", "memory_store")
+@pytest.mark.parametrize(
+    ("rule", "number"), [pytest.param("api", 0, id="a plain key"), pytest.param("tenants", 1, id="a function")]
+)
+def test_problems_of_an_override_read_the_last_events_only_for(
+    rule: str, number: int, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
+    read = Mock(return_value=[])
+    monkeypatch.setattr(counting, "newest_events", read)
+
+    override_problems(rule, "user:1", with_users=False)
+
+    assert read.call_count == number

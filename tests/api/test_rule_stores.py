@@ -35,6 +35,7 @@ from django_quota import (
 )
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.flow import run_sync
+from django_quota.engine.state_copies import ReadStates
 from django_quota.features.resets import reset_found
 from django_quota.features.usage.days import recent_usage
 from django_quota.limiting.registry import get_limiter
@@ -254,6 +255,27 @@ def test_an_outage_of_the_database_is_not_one_of_the_first_store(monkeypatch: py
     check("month", "user:1")
     limiter = get_limiter()
     assert [limiter.stores.counting_in(database=each).outages.is_on for each in (False, True)] == [False, True]
+
+
+@pytest.mark.usefixtures("bursts")
+@pytest.mark.parametrize("database", [False, True], ids=["the first store", "the database"])
+def test_an_error_that_leaves_a_view_is_an_outage_of_the_store_that_failed(*, database: bool) -> None:
+    error = StoreUnavailable("gone")
+    error.is_of_database = database
+
+    get_limiter().note_failure(error)
+
+    limiter = get_limiter()
+    assert [limiter.counting_in(database=each).outages.is_on for each in (False, True)] == [not database, database]
+
+
+def test_an_error_of_the_database_says_that_it_is(tmp_path: Path) -> None:
+    with alias_of_states(sqlite_database(tmp_path / "missing" / "states.sqlite3")):
+        store = DatabaseStore("states")
+        for call in (store.ping, lambda: store.run(ReadStates(["quota:1:{org:1}:c:credits"]))):
+            with pytest.raises(StoreUnavailable) as caught:
+                call()
+            assert caught.value.is_of_database
 
 
 @pytest.mark.usefixtures("bursts")

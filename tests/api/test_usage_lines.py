@@ -287,6 +287,13 @@ class TestPeriodsOfCustomers:
     def test_the_command_prints_the_first_day_of_each(self) -> None:
         assert json_of("quota_usage", month="2026-10", by="period")[0]["period"] == "2026-10-15"
 
+    def test_its_lines_of_text_have_the_first_day_of_the_period(self) -> None:
+        printed = StringIO()
+
+        call_command("quota_usage", month="2026-10", by="period", stdout=printed, stderr=StringIO())
+
+        assert printed.getvalue() == "org:1  tokens, period of 2026-10-15: 5 units, 2 allowed, 0 refused\n"
+
 
 def day_of(subject: str) -> date:
     return date(2026, 1, 15) if subject == "org:1" else date(2026, 1, 1)

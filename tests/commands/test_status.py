@@ -267,7 +267,8 @@ class TestWhatElseIsKnown:
         with freeze(START):
             counter("minutes").grant(USER, 1_500, id="order-17", expires="1h")
 
-            (found,) = [each for each in run("quota_status", USER, "--json")["credits"] if each["counter"] == "minutes"]
+            counters = run("quota_status", USER, "--json")["counters"]
+        (found,) = [each for each in counters if each["counter"] == "minutes"]
 
         grant = {"id": "order-17", "granted": 1_500, "left": 1_500, "expires": "2025-11-21T05:40:00+00:00"}
         assert found == {"counter": "minutes", "total": 1_500, "grants": [grant]}

@@ -15,7 +15,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from django_quota.core.errors import StoreUnavailable
 from django_quota.features.usage.rollup import DAYS_AT_ONCE, RollupResult, preview, roll_up
-from django_quota.management.console import QuotaCommand, duration_of, job_on, progress, quantity, shared_stores
+from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_stores
 
 MAX_BATCH = 5_000
 """The largest batch, whose rows stay locked until it is committed."""
@@ -49,12 +49,11 @@ class Command(QuotaCommand):
         with progress(self.stderr, "Rolling up", None) as advance:
             for each in shared_stores():
                 try:
-                    with job_on(each):
-                        for moved in walk(each.store, options["batch"], options["database"], stop, each.prefix):
-                            done.add(moved)
-                            advance(moved.days)
-                            if stop.is_set():
-                                break
+                    for moved in walk(each.store, options["batch"], options["database"], stop, each.prefix):
+                        done.add(moved)
+                        advance(moved.days)
+                        if stop.is_set():
+                            break
                 except StoreUnavailable as error:  # the other one may answer
                     problem = problem or error
         if problem is not None and not done.days:

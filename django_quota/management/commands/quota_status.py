@@ -157,7 +157,7 @@ def snapshot_as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
         ],
         "bans": {ban.rule: ban.ends_in for ban in snapshot.bans},
         "leases": [asdict(held) for held in snapshot.leases],
-        "credits": [
+        "counters": [
             {
                 "counter": each.counter,
                 "total": each.total,

@@ -20,7 +20,7 @@ from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.clock import DAY
 from django_quota.core.errors import StoreUnavailable
-from django_quota.management.console import QuotaCommand, duration_of, job_on, progress, quantity, shared_stores
+from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_stores
 from django_quota.operating.sweep import RowReport, Sweeper, SweepReport, sweep_rows
 from django_quota.stores.base import RedisServers, Tables
 from django_quota.stores.database.log import KeptEvents, count_expired
@@ -50,11 +50,10 @@ class Command(QuotaCommand):
 
         def once(stop: threading.Event) -> None:
             for each in shared_stores():
-                with job_on(each):
-                    if each.store.database is not None:
-                        self._sweep_rows(each.store.database, each.prefix, stop, options)
-                    else:
-                        self._sweep_keys(cast("RedisServers", each.store.redis), stop, options)
+                if each.store.database is not None:
+                    self._sweep_rows(each.store.database, each.prefix, stop, options)
+                else:
+                    self._sweep_keys(cast("RedisServers", each.store.redis), stop, options)
 
         self.repeat(duration_of("--every", options["every"]), once)
 

@@ -72,7 +72,8 @@ class Command(QuotaCommand):
             if options["json"]:
                 self.print_json(dict(zip(UsageLine._fields, _shown(line, options["by"]), strict=True)))
             else:
-                words = f"{line.subject}  {line.rule}: {quantity(line.units, 'unit')}"
+                begins = f", period of {line.period}" if options["by"] == "period" else ""
+                words = f"{line.subject}  {line.rule}{begins}: {quantity(line.units, 'unit')}"
                 self.stdout.write(printable(f"{words}, {line.allowed:,} allowed, {line.refused:,} refused"))
 
 

@@ -6,7 +6,9 @@ Only this module turns errors of drivers into ours.
 from __future__ import annotations
 
 import sqlite3
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from django.db.utils import Error as DjangoDatabaseError
 
@@ -21,6 +23,23 @@ from django_quota.core.errors import (
     StoreUnavailable,
 )
 from django_quota.stores.base import reason_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def of_database(call: Callable[P, R]) -> Callable[P, R]:
+    """Let the errors of a call say that they are of the database; see `StoreUnavailable.is_of_database`."""
+
+    @wraps(call)
+    def named(*args: P.args, **options: P.kwargs) -> R:
+        try:
+            return call(*args, **options)
+        except StoreUnavailable as error:
+            error.is_of_database = True
+            raise
+
+    return named
 
 
 class AnswerTimeoutError(Exception):

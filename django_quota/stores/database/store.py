@@ -23,7 +23,7 @@ from django_quota.stores.base import AskedAgain, Statement, asked_once, tried
 from django_quota.stores.breaker import Breaker, GuardedCall, refused_call
 from django_quota.stores.database import sql
 from django_quota.stores.database.connections import TURN_WAIT, Connection, Pool, Turns, deadline
-from django_quota.stores.database.errors import database_answered, failure_of, is_of_driver
+from django_quota.stores.database.errors import database_answered, failure_of, is_of_driver, of_database
 from django_quota.stores.database.states import RowStates
 
 T = TypeVar("T")
@@ -102,6 +102,7 @@ class DatabaseStore:
         """Run an operation; see `Runner.run`."""
         return self._run(operation, now, deadline())
 
+    @of_database
     def _run(self, operation: Operation, now: int | None, until: float) -> Any:
         """Run an operation. `until`: how long it may wait for other calls of this process (`time.monotonic`).
 
@@ -151,6 +152,7 @@ class DatabaseStore:
             self._threads = ThreadPoolExecutor(THREADS, "django-quota-database")
         until = deadline()
 
+        @of_database
         def run() -> Any:
             if time.monotonic() > until:
                 raise StoreBusy(f"all {THREADS} threads of this process that decide for async code are in use")
@@ -204,10 +206,12 @@ class DatabaseStore:
 
     # --- what is asked beside operations ------------------------------------------------------------------------------
 
+    @of_database
     def read(self, query: Callable[[Connection], Statement]) -> Sequence[Sequence[Any]]:
         """Return what a query finds, which may depend on the kind of database."""
         return self._transact(lambda connection: (connection.read(query(connection)), None), self._reading, deadline())
 
+    @of_database
     def write(self, statement: Callable[[Connection], Statement]) -> Sequence[Sequence[Any]]:
         """Run a statement in a transaction of its own, which locks no subject; return the rows that it returns."""
         return self._transact(
