@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from django_quota import Rule, acheck, check, peek, raise_limit
 from django_quota.core import clock
 from django_quota.limiting import overrides as copies
+from django_quota.limiting.flusher import reader
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
 from django_quota.models import OverrideChange, Overview, QuotaOverride, Subject
@@ -232,7 +233,7 @@ def without_a_thread(watch: Watch) -> None:
     """A process that knows a block, and could start no thread when a refresh was due."""
     block()
     watch.let_pass(copies.WAIT_AFTER)
-    with patch.object(copies.reader, "call_at", return_value=False):
+    with patch.object(reader, "call_at", return_value=False):
         admits()
 
 

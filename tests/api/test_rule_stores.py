@@ -265,8 +265,8 @@ def test_an_error_that_leaves_a_view_is_an_outage_of_the_store_that_failed(*, da
 
     get_limiter().note_failure(error)
 
-    limiter = get_limiter()
-    assert [limiter.counting_in(database=each).outages.is_on for each in (False, True)] == [not database, database]
+    stores = get_limiter().stores
+    assert [stores.counting_in(database=each).outages.is_on for each in (False, True)] == [not database, database]
 
 
 def test_an_error_of_the_database_says_that_it_is(tmp_path: Path) -> None:
