@@ -120,6 +120,7 @@ class TestAMomentWithoutAZone:
 
     def test_ends_an_override_by_the_zone_of_django(self, of_django: datetime) -> None:
         with freeze(of_django - timedelta(hours=1)):
+            assert check(self.DAILY, "org:8")  # has the overrides read
             QuotaOverride.objects.create(subject="org:8", rule="*", mode="blocked", expires=self.MOMENT)
 
         with freeze(of_django - SECOND):
