@@ -117,6 +117,11 @@ class TestWithoutRelated:
 
         assert f"<li>{LINE} Subjects look like org:9.</li>" in page(superuser())
 
+    def test_an_override_of_a_group_shows_no_subject(self) -> None:
+        QuotaOverride.objects.create(subject="org:*", rule="units", mode="exempt")
+
+        assert "Subjects look like" not in page(superuser())
+
     def test_a_rule_by_address_has_a_line_without_an_example(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"signup": {"rate": "1/m", "key": "ip"}}}
 

@@ -564,6 +564,16 @@ def test_a_command_that_asks_another_server_of_a_cluster_gets_the_second_reply_o
     assert asyncio.run(ask()) == list(range(200))
 
 
+def test_asking_is_sent_before_each_command_that_asks_another_server_of_a_cluster(raw: redis.Redis) -> None:
+    async def ask() -> None:
+        wire = await wire_of_this_loop()
+        await asyncio.gather(*(wire.execute(("INCR", f"k:{n}"), is_asking=n < 2) for n in range(5)))
+
+    asyncio.run(ask())
+
+    assert raw.info("commandstats")["cmdstat_asking"]["calls"] == 2
+
+
 def test_what_takes_long_holds_up_no_hit(raw: redis.Redis) -> None:
     async def ask() -> None:
         wire = await wire_of_this_loop()
