@@ -40,7 +40,7 @@ from django_quota.stores.database import postgresql, sql
 from django_quota.stores.database.errors import failure_of
 from django_quota.stores.database.sqlite import IN_MEMORY, file_of
 from django_quota.stores.database.states import dumps, loads
-from django_quota.stores.database.store import ATTEMPTS, DATABASE_CONNECTIONS, DatabaseStore
+from django_quota.stores.database.store import DATABASE_CONNECTIONS, DatabaseStore
 from tests.support.commands import wait_until
 from tests.support.counts import keys_of
 from tests.support.databases import end_sessions, running_pgbouncer
@@ -285,24 +285,30 @@ def test_a_commit_without_an_answer_is_never_repeated(on_postgres: DatabaseStore
 
 
 @pytest.mark.parametrize("kind", [psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure])
-def test_a_transaction_that_the_database_ends_for_another_one_is_repeated_twice(
-    kind: type[psycopg.Error], on_postgres: DatabaseStore
-) -> None:
-    left = [2]
+class TestTransactionThatTheDatabaseEndsForAnotherOne:
+    def test_it_is_repeated_twice(self, kind: type[psycopg.Error], on_postgres: DatabaseStore) -> None:
+        left = [kind("for another one"), kind("for another one")]
 
-    def ended_by_server(*asked: Any) -> None:
-        if left[0]:
-            left[0] -= 1
-            raise kind("for another one")
-        COMMIT(*asked)
+        def commit(*asked: Any) -> None:
+            if left:
+                raise left.pop()
+            COMMIT(*asked)
 
-    with patch.object(postgresql.PostgresConnection, "commit", autospec=True, side_effect=ended_by_server):
-        assert hit()
-        left[0] = ATTEMPTS
-        with pytest.raises(StoreUnavailable, match="for another one"):
+        with patch.object(postgresql.PostgresConnection, "commit", autospec=True, side_effect=commit):
+            assert hit()
+
+        assert (left, remaining()) == ([], LIMIT - 1)
+
+    def test_it_is_not_repeated_three_times(self, kind: type[psycopg.Error], on_postgres: DatabaseStore) -> None:
+        ended = kind("for another one")
+
+        with (
+            patch.object(postgresql.PostgresConnection, "commit", autospec=True, side_effect=ended) as tried,
+            pytest.raises(StoreUnavailable, match="for another one"),
+        ):
             on_postgres.run(Set(keys_of("quota:1:{user:1}:c:a"), 5, 10**12))
-    assert left == [0]
-    assert remaining() == LIMIT - 1
+
+        assert tried.call_count == 3
 
 
 def test_a_database_that_is_gone_is_not_asked_each_time(
