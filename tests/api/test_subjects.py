@@ -329,6 +329,8 @@ class TestFunctions:
     [
         ("header:", "does not say which. Use, for example, 'header:X-Api-Key'"), ("usr", "Did you mean 'user'"),
         ("header:HTTP_X_API_KEY", "Write 'header:X-Api-Key'"),
+        ((), "is empty. Use, for example, 'ip'"), ("json:", "is not a path. Use, for example, 'json:phone'"),
+        ("json:user..email", "is not a path. Use"),
         ("", "is not a key"), (None, "is not a key"), (("ip", 5), "is not a key"), ("ip:", "is not a key"),
         ("tests.nowhere.key", "cannot be imported"), ("tests.api.test_subjects.nothing", "cannot be imported"),
         ("tests.api.test_subjects.SECRET", "is str. Use a function of the request"), ("..a", "cannot be imp"),

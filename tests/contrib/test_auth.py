@@ -44,7 +44,7 @@ from rest_framework_simplejwt.views import TokenObtainPairView
 from django_quota import quota
 from django_quota.conf import DEFAULT_LOGIN, login_rules
 from django_quota.contrib.auth import CaptchaRequired, LoginQuotaBackend, LoginRefused, unlock
-from django_quota.exceptions import ConfigurationError, QuotaExceeded
+from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
 from django_quota.operating.lookup import find_users, user_names
 from django_quota.subjects.subject import login_subject, normalized
 from django_quota.testing import freeze
@@ -418,6 +418,11 @@ class TestUnlock:
         last = [[attempt(name="annabel", address=address) for _ in range(5)][-1] for address in self.ADDRESSES]
 
         assert last == ["refused"] * 3
+
+    @pytest.mark.parametrize("name", ["", "  "], ids=["empty", "blanks"])
+    def test_unlock_without_a_name_is_an_error(self, name: str) -> None:
+        with pytest.raises(RuleError, match="An empty string is not a user name"):
+            unlock(name)
 
     def test_unlock_reports_nothing_where_nothing_is_left(self) -> None:
         unlock("ann")

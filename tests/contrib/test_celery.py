@@ -95,6 +95,9 @@ def site(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         # A free task starts at once.
         ({"quota": "1/m", "cost": lambda task, args, kwargs: args[0]}, (0, 0, 1), [(0, 0.0), (0, 0.0), (1, 0.0)]),
         ({"quota": Rule.make("trial", "1/m", shadow=True)}, (1, 2), [(1, 0.0), (2, 0.0)]),
+        # In a leaky bucket each has its place under all rates.
+        ({"quota": Rule.make("line", "10/m; 12/h", algorithm="leaky_bucket")}, (1, 2, 3), [(1, 0), (2, 303), (3, 606)]),
+        ({"quota": Rule.make("quotas", "10/m; 12/h")}, (1, 2, 3), [(1, 0.0), (2, 6.06), (3, 12.12)]),
         # Waiting is no refusal that leads to a ban.
         ({"quota": Rule.make("strict", "10/m", ban={"after": "1/m", "for": "1h"})}, (1, 2), [(1, 0.0), (2, 6.06)]),
     ],

@@ -23,6 +23,7 @@ from django_quota.contrib.django_ratelimit import UNSAFE
 from django_quota.contrib.django_ratelimit.core import get_usage, is_ratelimited, read_rate
 from django_quota.contrib.django_ratelimit.decorators import ratelimit
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
+from django_quota.contrib.django_ratelimit.middleware import RatelimitMiddleware
 from django_quota.limiting.known_rules import known_rules
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, fetch, get
@@ -39,6 +40,14 @@ def ok(request: HttpRequest) -> HttpResponse:
 
 async def async_ok(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
+
+
+def at_home(request: HttpRequest) -> str:
+    return "203.0.113.6"
+
+
+def of_the_group(group: str, request: HttpRequest) -> str | None:
+    return {"few": "1/m", "all": None}[group]
 
 
 stacked = ratelimit(key="ip", rate="2/m")(ratelimit(key="ip", rate="3/h")(ok))
@@ -261,6 +270,12 @@ class TestWhoIsLimited:
                 id="function",
             ),
             pytest.param(
+                {"RATELIMIT_IP_META_KEY": f"{__name__}.at_home"},
+                "198.51.100.1",
+                "ip:203.0.113.6",
+                id="path of a function",
+            ),
+            pytest.param(
                 {"RATELIMIT_IP_META_KEY": lambda request: "203.0.113.8:4711"},
                 "198.51.100.1",
                 "ip:203.0.113.8",
@@ -284,6 +299,10 @@ class TestWhoIsLimited:
         stacked(request)
 
         assert {outcome.subject for outcome in request.quota.outcomes} == {subject}
+
+    def test_a_request_without_an_address_is_an_error(self) -> None:
+        with pytest.raises(ImproperlyConfigured, match="address"):
+            stacked(get(REMOTE_ADDR=""))
 
     def test_a_header_without_an_address_is_an_error(self, settings: Any) -> None:
         settings.RATELIMIT_IP_META_KEY = "HTTP_X_CLIENT"
@@ -313,6 +332,22 @@ def test_a_rate_is_read_by_its_first_letter(written: Any, read: str) -> None:
 def test_the_error_for_a_wrong_rate_says_what_to_write(rate: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match=r"is not a rate\. Use, for example, '5/m'"):
         read_rate(rate)
+
+
+@pytest.mark.parametrize("rate", [of_the_group, f"{__name__}.of_the_group"], ids=["function", "path of a function"])
+@pytest.mark.parametrize(
+    ("group", "found"),
+    [pytest.param("few", [False, True], id="a rate"), pytest.param("all", [False, False], id="unlimited")],
+)
+def test_a_function_says_the_rate_of_a_group(rate: Any, group: str, found: list[bool]) -> None:
+    asked = [is_ratelimited(get(), group=group, key="ip", rate=rate, increment=True) for _ in range(2)]
+
+    assert asked == found
+
+
+def test_a_limit_without_a_group_or_a_view_is_an_error() -> None:
+    with pytest.raises(ImproperlyConfigured, match="needs a group or the view that it is for: pass group= or fn="):
+        get_usage(get(), key="ip", rate="1/m")
 
 
 class TestWithoutTheStore:
@@ -376,6 +411,9 @@ class TestSites:
 
         assert reply.status_code == 429
         assert reply.content == f"{__name__}.ok 2/m".encode()
+
+    def test_the_middleware_leaves_other_errors_alone(self) -> None:
+        assert RatelimitMiddleware(ok).process_exception(get(), PermissionDenied()) is None
 
     @pytest.mark.parametrize(
         ("url", "expected"),

@@ -174,6 +174,11 @@ class TestKeyAuth:
             contrib.auth(request)
 
 
+def test_a_rule_beside_a_rate_is_an_error() -> None:
+    with pytest.raises(RuleError, match=r"@limits\(rule=\.\.\.\) takes everything from the rule"):
+        limits("2/m", rule="search")
+
+
 class TestRouterMountedTwice:
     URLS = ("/api/one/sync", "/own/two/sync", "/api/one/sync")
 
