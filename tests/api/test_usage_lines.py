@@ -217,6 +217,23 @@ def test_the_command_prints_chosen_rules_one_after_the_other() -> None:
 
 
 @pytest.mark.usefixtures("october")
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        pytest.param([], ["3 lines of 2026-10, 10 units."], id="all rules"),
+        pytest.param(["--rule", "mail"], ["1 line of 2026-10, 1 unit."], id="a rule"),
+        pytest.param(["--verbosity", "0"], [], id="a quiet command"),
+    ],
+)
+def test_a_note_sums_up_what_the_command_has_printed(words: list[str], note: list[str]) -> None:
+    said = StringIO()
+
+    call_command("quota_usage", "--month", "2026-10", *words, stdout=StringIO(), stderr=said)
+
+    assert said.getvalue().splitlines()[-1:] == note
+
+
+@pytest.mark.usefixtures("october")
 def test_the_command_prints_json_by_line() -> None:
     (line, *_), (first, *_) = json_of("quota_usage", month="2026-10"), usage_lines(OCTOBER, NOVEMBER)
 

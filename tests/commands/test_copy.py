@@ -404,6 +404,13 @@ def test_it_counts_what_it_has_copied(use: Callable[[str], None]) -> None:
     assert copy() == ("Copied 3 keys from database to redis.\n  2 limits\n  1 status of a subject\n  1 ban in force\n")
 
 
+def test_it_names_what_it_has_left_out(use: Callable[[str], None], raw: redis.Redis) -> None:
+    raw.set("quota:1:{user:1}:c:credits", "many")
+
+    says = "Left out 1 key with data of another program or version, such as quota:1:{user:1}:c:credits.\n"
+    assert copy(way=("redis", "database")) == f"Copied 0 keys from redis to database.\n{says}"
+
+
 def test_a_dry_run_says_what_it_would_do(use: Callable[[str], None]) -> None:
     use("redis")
     CREDITS.set("user:2", 5)

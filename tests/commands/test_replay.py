@@ -440,6 +440,12 @@ class TestBehindProxies:
     ("words", "error"),
     [
         (["nowhere.log"], "There is no file 'nowhere.log'. Give the path of an access log"),
+        (["access.log", "--rules", "no.toml"], "--rules no.toml: No such file or directory. Use a TOML file of rules."),
+        (
+            ["access.log", "--rules", "empty.toml"],
+            r"--rules empty.toml has no rule. Write, for example: search = {rate",
+        ),
+        (["timeless.json"], "The JSON of the log has no time. Name it 'time' in the log."),
         (["access.log", "--rules", "broken.toml"], "is not TOML"),
         (["access.log", "--rules", "wrong.toml"], r"wrong.toml\['api'\]: '10/month' is not a rate"),
         (["access.log", "--key", "ip"], "only for --rate"),
@@ -452,8 +458,9 @@ class TestBehindProxies:
 def test_a_wrong_option_is_named(words: list[str], error: str) -> None:
     log([line(0)])
     Path("cut.gz").write_bytes(gzip.compress("".join(f"{line(n % 60)}\n" for n in range(99)).encode())[:-20])
-    for name, text in {"broken": "[api", "wrong": 'api = "10/month"'}.items():
+    for name, text in {"broken": "[api", "empty": "", "wrong": 'api = "10/month"'}.items():
         Path(f"{name}.toml").write_text(text)
+    Path("timeless.json").write_text('{"remote_addr": "192.0.2.1", "method": "GET", "path": "/"}\n')
     with pytest.raises(CommandError, match=error):
         run(*words)
 
