@@ -201,7 +201,7 @@ def _found(request: HttpRequest, wanted: BanFilter, found: BanList, recent: Rece
         *((_began(each), None, each, _state(each)) for each in _all_blocks(wanted)[:PER_PAGE]),
     ]
     history = sorted(history, key=lambda row: row[0], reverse=True)[:PER_PAGE]
-    subjects = [*(each.subject for each in page), *((event or block).subject for _, event, block, _ in history)]
+    subjects = [each.subject for each in (*page, *newest, *(block for _, _, block, _ in history if block is not None))]
     users = [event.user for event in (*newest, *began.values()) if event.reason or event.user]
     with_ban = [name for name, rule in known_rules().items() if isinstance(rule, Rule) and rule.ban]
     return {

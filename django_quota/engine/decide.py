@@ -46,7 +46,7 @@ from django_quota.engine.operations import Operation, Script, States, lua_source
 MODULES: dict[str, tuple[str, ...]] = {
     "ahead": ("ahead",),
     **{name: (f"core/algorithms/{name}",) for name in REGISTRY},
-    "stock": ("counter_common", "book", "grants_of_book", "leased_units", "core/algorithms/stock"),
+    "stock": ("counter_common", "open_grants", "make_grants", "leased_units", "core/algorithms/stock"),
     "adjust": ("adjust",),
     "events": ("events",),
     "flag": ("flag",),

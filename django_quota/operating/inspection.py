@@ -283,7 +283,7 @@ def _is_about(event: Event, subject: str) -> bool:
 
 def counted_as(subject: str, refused: Iterable[Event]) -> list[str]:
     """Return the other subjects as which requests of a user were refused. `refused`: see `recent_refusals`."""
-    return list(dict.fromkeys(event.subject for event in refused if event.subject not in (None, subject)))  # type: ignore[misc]
+    return list(dict.fromkeys(event.subject for event in refused if event.subject and event.subject != subject))
 
 
 def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[set[str], dict[str, str], set[str]]:

@@ -7,28 +7,28 @@
 --        at most MOST, and below zero if more is owed
 
 -- What is read of a counter is kept until leases give back.
-local function book_of(limit)
-  if limit.book then return limit.book end
-  local book, problem = open(limit.key, limit.grants_key)
-  if not book then error(problem, 0) end
-  limit.book = book
-  return book
+local function grants_of(limit)
+  if limit.grants then return limit.grants end
+  local grants, problem = open_grants(limit.key, limit.grants_key)
+  if not grants then error(problem, 0) end
+  limit.grants = grants
+  return grants
 end
 
 local function read(limit)
   local total = redis.call('GET', limit.key) or '0'
   if not is_integer(total) then error('not an integer: ' .. limit.key, 0) end
-  return math.max(-MOST, math.min(MOST, tonumber(total) - book_of(limit).lapsed))
+  return math.max(-MOST, math.min(MOST, tonumber(total) - grants_of(limit).expired))
 end
 
 -- Writes after a change. A total that would overflow 64 bits stays as it is.
 local function written(limit, problem)
   if not problem then
     expire(limit.key, limit.a)
-    if limit.book.had_any or limit.book.grants[1] then need_grants().write(limit.book, limit.a) end
+    if limit.grants.had_any or limit.grants.live[1] then need_grants().write(limit.grants, limit.a) end
     return
   end
-  limit.book = nil
+  limit.grants = nil
   if not string.find(problem.err, 'overflow', 1, true) then error(problem, 0) end
 end
 
@@ -49,7 +49,7 @@ return {
   -- Gives units of a hit back. `drawn`: what the hit took of grants, encoded.
   give_back = function(limit, units, drawn)
     local back = unused(limit, units, read_drawn(drawn))
-    written(limit, need_grants().give_back(book_of(limit), units, back))
+    written(limit, need_grants().give_back(grants_of(limit), units, back))
   end,
 
   begin = function(limit)
@@ -64,9 +64,9 @@ return {
 
   -- `over`: units that are used, so they have no lease.
   consume = function(limit, over)
-    local book, words = book_of(limit), {}
-    local problem = change(book, '-' .. integer(limit.cost))
-    local drawn = not problem and book.had_any and need_grants().use_up(book.grants, limit.cost)
+    local grants, words = grants_of(limit), {}
+    local problem = change(grants, '-' .. integer(limit.cost))
+    local drawn = not problem and grants.had_any and need_grants().use_up(grants.live, limit.cost)
     written(limit, problem)
     for at, each in ipairs(drawn or {}) do
       words[at] = integer(each.expires) .. '-' .. integer(each.units)

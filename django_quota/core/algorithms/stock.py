@@ -97,8 +97,8 @@ class Total(NamedTuple):
         every = tuple(sorted(map(Credit.read, kept)))
         # The total may have been lost, or changed by somebody else.
         every = _used_up(every, sum(each.left for each in every) - max(0, units))
-        lapsed = sum(each.left for each in every if each.expires <= now)
-        return cls(units - lapsed, expiry, tuple(each for each in every if each.expires > now))
+        expired = sum(each.left for each in every if each.expires <= now)
+        return cls(units - expired, expiry, tuple(each for each in every if each.expires > now))
 
     def spent(self, units: int) -> Total:
         """Return the total after units were spent."""

@@ -1,5 +1,5 @@
 -- leased_units: units of a counter that are taken for a lease; those whose lease has ended go back to the total. It
--- follows book.
+-- follows open_grants.
 --
 -- KEYS   those of the script or module after it; leased_key: a sorted set of "<lease>:<units>:<drawn>", scored by the
 --        end of the lease, with what was taken of grants; total_key, grants_key: see grants
@@ -19,20 +19,20 @@ local function give_back_ended(leased_key, total_key, grants_key)
   if not ended[1] then return 0 end
   if not is_integer(redis.call('GET', total_key) or '0') then error('not an integer: ' .. total_key, 0) end
   local left = redis.call('PTTL', leased_key)
-  local book, problem = open(total_key, grants_key)
+  local grants, problem = open_grants(total_key, grants_key)
   if problem then error(problem, 0) end
   for _, member in ipairs(ended) do
     redis.call('ZREM', leased_key, member) -- first: a full server accepts what follows it
     local units, drawn = string.match(member, '^[^:]*:(%d+):(.*)$')
-    local reply = need_grants().give_back(book, tonumber(units), read_drawn(drawn))
+    local reply = need_grants().give_back(grants, tonumber(units), read_drawn(drawn))
     if reply and not string.find(reply.err, 'overflow', 1, true) then error(reply, 0) end
-    if not reply then book.lapsed = 0 end
+    if not reply then grants.expired = 0 end
   end
-  -- Nothing went back: what has lapsed is still in the total.
-  if book.lapsed > 0 then need_grants().lower(book) end
+  -- Nothing went back: what has expired is still in the total.
+  if grants.expired > 0 then need_grants().lower(grants) end
   if redis.call('PTTL', total_key) < left then redis.call('PEXPIRE', total_key, integer(left)) end
-  if book.grants[1] or book.had_any then
-    need_grants().write(book, 1000 * redis.call('PTTL', total_key) - 1000 * grace)
+  if grants.live[1] or grants.had_any then
+    need_grants().write(grants, 1000 * redis.call('PTTL', total_key) - 1000 * grace)
   end
   return #ended
 end

@@ -474,9 +474,9 @@ def read_grants(reply: Sequence[Any]) -> list[Grant]:
     return [Grant(named(each.id) or "", each.granted, each.left, moment_of(each.expires)) for each in found]
 
 
-def left_in(_: int, counted: str, lapsed: int, *__: Any) -> int:
+def left_in(_: int, counted: str, expired: int, *__: Any) -> int:
     """Return the total in a reply to `operations.Get`."""
-    return int(counted) - lapsed
+    return int(counted) - expired
 
 
 def _is_name(name: object) -> bool:

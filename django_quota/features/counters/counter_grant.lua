@@ -9,19 +9,19 @@ local units, ttl, span = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local first = redis.call('GET', mark_key)
 if first then return { DONE, first, 0 } end
 
-local book, problem = read_book(1, 2)
+local grants, problem = read_grants(1, 2)
 if problem then return problem end
-local grants = need_grants()
-if span > 0 and not grants.make_room(book, 1) then return { TOO_MANY, 2 } end
+local tools = need_grants()
+if span > 0 and not tools.make_room(grants, 1) then return { TOO_MANY, 2 } end
 local drawn, expires = {}, now + span
-for _, grant in ipairs(book.grants) do
+for _, grant in ipairs(grants.live) do
   if grant.expires == expires then expires = expires + 1 end
 end
 if span > 0 then drawn[1] = { expires = expires, units = units, id = ARGV[5] } end
-local added = grants.credit(book, ARGV[2], drawn)
+local added = tools.credit(grants, ARGV[2], drawn)
 if added then return fault(added, 1) end
 expire(total_key, ttl)
-if book.had_any or book.grants[1] then grants.write(book, ttl) end
+if grants.had_any or grants.live[1] then tools.write(grants, ttl) end
 local total = redis.call('GET', total_key)
 redis.call('SET', mark_key, total, 'PX', lifetime(ttl))
 return { DONE, total, 1 }

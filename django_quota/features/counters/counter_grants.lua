@@ -4,10 +4,10 @@
 -- ARGV   [1] now
 -- reply  {DONE, what was counted, how many units of it have expired: as for counter_get; then each grant of which
 --        something is left, as a member of [2]; the first to expire first}
-local book, problem, value = read_book(1, 2)
+local grants, problem, value = read_grants(1, 2)
 if problem then return problem end
-local reply = { DONE, value or '0', book.lapsed }
-for _, grant in ipairs(book.grants) do
+local reply = { DONE, value or '0', grants.expired }
+for _, grant in ipairs(grants.live) do
   if grant.left > 0 then reply[#reply + 1] = need_grants().member_of(grant) end
 end
 return reply

@@ -9,9 +9,9 @@ local total_key, month_key = KEYS[1], KEYS[2]
 local amount, ttl, field = ARGV[2], ARGV[3], ARGV[4]
 if now < tonumber(ARGV[5]) or now >= tonumber(ARGV[6]) then return { WRONG_DAY, now } end
 
-local book, problem, before = read_book(1, 3)
+local grants, problem, before = read_grants(1, 3)
 if problem then return problem end
-local changed = change(book, amount)
+local changed = change(grants, amount)
 if changed then return fault(changed, 1) end
 local added = redis.pcall('HINCRBY', month_key, field, amount)
 if failed(added) then
@@ -20,5 +20,5 @@ if failed(added) then
 end
 expire(total_key, ttl)
 expire(month_key, ttl)
-if book.had_any then need_grants().spend(book, -tonumber(amount), ttl) end
+if grants.had_any then need_grants().spend(grants, -tonumber(amount), ttl) end
 return { DONE, redis.call('GET', total_key) }

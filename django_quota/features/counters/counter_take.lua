@@ -5,14 +5,14 @@
 --        microseconds
 -- reply  {DONE}; {TOO_FEW} if there is less
 local total_key = KEYS[1]
-local book, problem, total = read_book(1, 2)
+local grants, problem, total = read_grants(1, 2)
 if problem then return problem end
-if book.lapsed > 0 then total = need_grants().lower(book) end
+if grants.expired > 0 then total = need_grants().lower(grants) end
 if not at_least(total or '0', ARGV[2]) then
-  if book.lapsed > 0 then need_grants().put_lapsed_back(book) end
+  if grants.expired > 0 then need_grants().put_expired_back(grants) end
   return { TOO_FEW }
 end
 redis.call('DECRBY', total_key, ARGV[2])
 expire(total_key, ARGV[3])
-if book.had_any then need_grants().spend(book, tonumber(ARGV[2]), ARGV[3]) end
+if grants.had_any then need_grants().spend(grants, tonumber(ARGV[2]), ARGV[3]) end
 return { DONE }

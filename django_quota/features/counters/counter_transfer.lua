@@ -5,29 +5,29 @@
 -- ARGV   [1] now; [2] how much: a whole number from 0 to 2^63 - 1; [3] how long both live from now, in microseconds
 -- reply  {DONE}; {TOO_FEW} if the source has less
 local from_key, to_key = KEYS[1], KEYS[2]
-local source, problem, total = read_book(1, 3)
+local source, problem, total = read_grants(1, 3)
 if problem then return problem end
 -- A key that is not a counter is reported even if nothing moves.
-local destination, other_problem = read_book(2, 4)
+local destination, other_problem = read_grants(2, 4)
 if other_problem then return other_problem end
-local grants, drawn = need_grants(), {}
-if source.lapsed > 0 then total = grants.lower(source) end
+local tools, drawn = need_grants(), {}
+if source.expired > 0 then total = tools.lower(source) end
 local is_enough = at_least(total or '0', ARGV[2])
-if is_enough and from_key ~= to_key then drawn = grants.use_up(source.grants, tonumber(ARGV[2])) end
+if is_enough and from_key ~= to_key then drawn = tools.use_up(source.live, tonumber(ARGV[2])) end
 local failure = not is_enough and { TOO_FEW } or from_key == to_key and { DONE }
-  or not grants.make_room(destination, #drawn) and { TOO_MANY, 4 }
+  or not tools.make_room(destination, #drawn) and { TOO_MANY, 4 }
 if not failure then
   -- Add first: subtracting cannot fail, adding can.
-  local added = grants.credit(destination, ARGV[2], drawn)
+  local added = tools.credit(destination, ARGV[2], drawn)
   failure = added and fault(added, 2)
 end
 if failure then
-  if source.lapsed > 0 then grants.put_lapsed_back(source) end
+  if source.expired > 0 then tools.put_expired_back(source) end
   return failure
 end
 redis.call('DECRBY', from_key, ARGV[2])
 expire(from_key, ARGV[3])
 expire(to_key, ARGV[3])
-if source.had_any then grants.write(source, ARGV[3]) end
-if destination.had_any or destination.grants[1] then grants.write(destination, ARGV[3]) end
+if source.had_any then tools.write(source, ARGV[3]) end
+if destination.had_any or destination.live[1] then tools.write(destination, ARGV[3]) end
 return { DONE }

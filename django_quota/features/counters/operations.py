@@ -29,13 +29,15 @@ def _script(name: str) -> Script:
     return script("clock", "lifetimes", "counter_common", _HERE + name)
 
 
-def _script_of_books(name: str) -> Script:
-    return script("clock", "lifetimes", "counter_common", "book", "grants_of_book", _HERE + "books", _HERE + name)
+def _script_of_grants(name: str) -> Script:
+    return script(
+        "clock", "lifetimes", "counter_common", "open_grants", "make_grants", _HERE + "read_grants", _HERE + name
+    )
 
 
 def _script_of_readers(name: str) -> Script:
     """Return a script that does not need the time unless the counter has grants."""
-    return script("counter_common", "book", _HERE + "grants_with_time", _HERE + "books", _HERE + name)
+    return script("counter_common", "open_grants", _HERE + "grants_with_time", _HERE + "read_grants", _HERE + name)
 
 
 class FaultError(Exception):
@@ -140,7 +142,7 @@ class _Changing(CounterOperation):
 class Set(_Changing):
     """Set the total to the amount, of which nothing expires; the reply is DONE. Its keys are those of `Get`."""
 
-    script: ClassVar[Script] = _script_of_books("counter_set")
+    script: ClassVar[Script] = _script_of_grants("counter_set")
 
     def apply(self, states: States, now: int) -> list[Any]:
         amount, ttl = self.arguments()
@@ -155,7 +157,7 @@ class TakeUnits(_Changing):
     Its keys are those of `Get`.
     """
 
-    script: ClassVar[Script] = _script_of_books("counter_take")
+    script: ClassVar[Script] = _script_of_grants("counter_take")
 
     def apply(self, states: States, now: int) -> list[Any]:
         amount, ttl = self.arguments()
@@ -172,7 +174,7 @@ class Transfer(_Changing):
     Its keys: both totals, then the units of each that expire. Units that expire keep their time.
     """
 
-    script: ClassVar[Script] = _script_of_books("counter_transfer")
+    script: ClassVar[Script] = _script_of_grants("counter_transfer")
 
     def has_written(self, reply: Any) -> bool:
         """Return whether the amount was moved, and something was written."""
@@ -200,7 +202,7 @@ class AddGrant(_Changing):
     not expire), in microseconds; the id, escaped.
     """
 
-    script: ClassVar[Script] = _script_of_books("counter_grant")
+    script: ClassVar[Script] = _script_of_grants("counter_grant")
 
     def has_written(self, reply: Any) -> bool:
         """Return whether the units were added now."""
@@ -252,7 +254,7 @@ class Incr(_Changing, _DayOperation):
     live, the field, and the edges of the day.
     """
 
-    script: ClassVar[Script] = _script_of_books("counter_incr")
+    script: ClassVar[Script] = _script_of_grants("counter_incr")
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Add to the total and the day, or to neither."""

@@ -91,7 +91,7 @@ class GiveBackEnded(Operation):
     """Give the units of leases that have ended back to the counter; the reply is how many leases these were."""
 
     script: ClassVar[Script] = script(
-        "clock", "lifetimes", "counter_common", "book", "grants_of_book", "leased_units", _HERE + "give_back_ended"
+        "clock", "lifetimes", "counter_common", "open_grants", "make_grants", "leased_units", _HERE + "give_back_ended"
     )
     gives_back: ClassVar[bool] = True
 

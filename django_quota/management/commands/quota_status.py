@@ -220,10 +220,10 @@ def _headlines(reading: Reading) -> Iterator[str]:
             wait = None if None in waits else max(filter(None, waits), default=0.0)
             yield f"Refused by {name} " + ("for good" if wait is None else f"for {in_words(wait * SECOND)}")
 
-    for held in snapshot.leases:
-        if held.is_full:
-            used, wait = f"{held.number} of {held.limit} are in use", in_words(held.ends_in[0] * SECOND)
-            yield f"Refused by {held.name}, whose slots are full: {used}, for {wait} at most"
+    for slot in snapshot.leases:
+        if slot.is_full:
+            used, most = f"{slot.number} of {slot.limit} are in use", in_words(slot.ends_in[0] * SECOND)
+            yield f"Refused by {slot.name}, whose slots are full: {used}, for {most} at most"
 
 
 def _notes(held: Iterable[Override]) -> dict[int, str]:

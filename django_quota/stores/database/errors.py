@@ -8,10 +8,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from functools import wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 from django.db.utils import Error as DjangoDatabaseError
 
+from django_quota.core.caching import P, R
 from django_quota.core.errors import (
     ConfigurationError,
     QuotaError,
@@ -23,9 +24,6 @@ from django_quota.core.errors import (
     StoreUnavailable,
 )
 from django_quota.stores.base import reason_of
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def of_database(call: Callable[P, R]) -> Callable[P, R]:

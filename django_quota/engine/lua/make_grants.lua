@@ -1,4 +1,4 @@
--- grants_of_book: makes the functions for grants. It follows book, in a script that has the time and the lifetimes.
+-- make_grants: makes the functions for grants. It follows open_grants, in a script that has the time and the lifetimes.
 --
 -- KEYS   total_key, grants_key: see grants
 -- ARGV   those of the script or module after it
