@@ -87,8 +87,12 @@ def prefixes_of(key: object) -> tuple[int, int | None] | None:
 def network_subject(prefixes: tuple[int, int | None], request: HttpRequest) -> str:
     """Return the network of the client's address by these bits, as `named_subject` writes it: `ip:203.0.113.0/24`."""
     four, six = prefixes
+    return subject_of_network(client_address(request, (four, six or own_prefixes()[1])))
+
+
+def subject_of_network(address: str) -> str:
+    """Return the subject of an address or a network that `canonical` returned, whatever bits it has."""
     own = own_prefixes()
-    address = client_address(request, (four, six or own[1]))
     is_six = ":" in address
     is_whole = "/" not in address and own[is_six] != FULL[is_six]  # an address alone would stand for its network
     return f"ip:{address}/{FULL[is_six]}" if is_whole else f"ip:{address}"

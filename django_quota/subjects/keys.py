@@ -345,7 +345,7 @@ def is_function(key: object) -> bool:
     return not isinstance(key, str) or (":" not in key and "." in key)
 
 
-_FALLBACKS = frozenset(("ip", "network", "throttle", "ratelimit"))
+_FALLBACKS = frozenset(("ip", "throttle", "ratelimit"))
 """The kinds of subjects that any key may make: an address, and those that throttles make from their own keys."""
 
 

@@ -67,7 +67,7 @@ def _as_string(value: object) -> str:
 _KIND = re.compile("[a-z][a-z0-9_-]{0,49}")
 
 _OF_CLIENTS = frozenset({"cookie", "get", "header", "json", "kwarg", "path", "post", "session"}) | {
-    "global", "key", "login", "network", "ratelimit", "throttle",
+    "global", "key", "login", "ratelimit", "throttle",
 }  # fmt: skip
 """Kinds whose subjects only keys make, in a form of their own."""
 

@@ -260,8 +260,8 @@ class TestWhoIsLimited:
         ("given", "address", "subject"),
         [
             pytest.param({}, "2001:db8::1", "ip:2001:db8::/64", id="nothing set"),
-            pytest.param({"RATELIMIT_IPV4_MASK": 24}, "192.0.2.1", "network:192.0.2.0/24", id="mask of IPv4"),
-            pytest.param({"RATELIMIT_IPV6_MASK": 128}, "2001:db8::1", "network:2001:db8::1", id="mask of IPv6"),
+            pytest.param({"RATELIMIT_IPV4_MASK": 24}, "192.0.2.1", "ip:192.0.2.0/24", id="mask of IPv4"),
+            pytest.param({"RATELIMIT_IPV6_MASK": 128}, "2001:db8::1", "ip:2001:db8::1/128", id="mask of IPv6"),
             pytest.param({"RATELIMIT_IP_META_KEY": "HTTP_X_CLIENT"}, "198.51.100.1", "ip:203.0.113.9", id="header"),
             pytest.param(
                 {"RATELIMIT_IP_META_KEY": lambda request: "203.0.113.8"},

@@ -27,7 +27,7 @@ from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.http.views import path_of_view
 from django_quota.limiting.api import django_request
-from django_quota.subjects.addresses import MAX_LENGTH, address_of, canonical, client_address, own_prefixes
+from django_quota.subjects.addresses import MAX_LENGTH, canonical, client_address, own_prefixes, subject_of_network
 from django_quota.subjects.keys import compile_key, subject_flow
 from django_quota.subjects.subject import user_subject
 from django_quota.types import Outcome
@@ -173,6 +173,8 @@ def rule_of_group(limit: GroupLimit, rate: Any) -> Rule | None:
     # django-ratelimit fails closed unless RATELIMIT_FAIL_OPEN is set.
     on_unavailable: OnUnavailable = "allow" if getattr(settings, "RATELIMIT_FAIL_OPEN", False) else "deny"
     key = limit.key if isinstance(limit.key, str) and "." not in limit.key else "user_or_ip"  # a function of theirs
+    if key == "ip" and masks() != own_prefixes():  # so the admin and the commands know the networks
+        key = "ip/{},{}".format(*masks())
     return _rule(limit.group, limit.methods or (), read_rate(rate), key, limit.block, on_unavailable)
 
 
@@ -240,10 +242,14 @@ def check_key(key: Any) -> None:
 
 
 def address_subject(request: HttpRequest) -> str:
-    """Return the subject of the client's address; a mask that QUOTA does not know gives a `network:`."""
-    address = address_of_request(request)
-    subject = f"ip:{address}"
-    return subject if address_of(subject) is not None else f"network:{address}"
+    """Return the subject of the client's address, or of its network by the masks: that of `key="ip/24"`."""
+    return subject_of_network(address_of_request(request))
+
+
+def masks() -> tuple[int, int]:
+    """Return how many bits of an IPv4 and an IPv6 address count, as the settings of django-ratelimit say, or ours."""
+    four, six = own_prefixes()
+    return getattr(settings, "RATELIMIT_IPV4_MASK", four), getattr(settings, "RATELIMIT_IPV6_MASK", six)
 
 
 def address_of_request(request: HttpRequest) -> str:
@@ -252,8 +258,7 @@ def address_of_request(request: HttpRequest) -> str:
     Without that setting it is the address that `key="ip"` of django_quota finds, behind `TRUSTED_PROXIES`. Raises
     `ImproperlyConfigured` if there is no address.
     """
-    four, six = own_prefixes()
-    prefixes = getattr(settings, "RATELIMIT_IPV4_MASK", four), getattr(settings, "RATELIMIT_IPV6_MASK", six)
+    prefixes = masks()
     source: Any = getattr(settings, "RATELIMIT_IP_META_KEY", None)
     if not source:
         try:
