@@ -90,6 +90,7 @@ def test_keys_begin_with_the_key_prefix_of_the_alias_that_counts(
         ("CLIENT_IP_HEADER", "HTTP_CF_CONNECTING_IP", "for example 'CF-Connecting-IP'"),
         ("CLIENT_IP_HEADER", "x-forwarded-for", "Leave it out"), ("CLIENT_IP_HEADER", "Forwarded", "Leave it out"),
         ("CLIENT_IP_HEADER", "X-Real-IP", "TRUSTED_PROXIES is empty, so the header would be ignored"),
+        ("TIME_ZONE", "Mars/Base", "Use, for example, 'UTC' or 'Europe/Berlin'"),
         ("ON_UNAVAILABLE", "open", "'allow', 'deny' or 'local'"), ("DIGEST_KEY", b"x", "a long random string"),
         ("METRICS_TOKEN", "a" * 15, "at least 16 random"), ("METRICS_TOKEN", "a b" * 9, "at least 16 random"),
         ("TRUSTED_PROXIES", "10.0.0.0/8", r"Use a list of networks, for example \['10.0.0.0/8', 'unix'\]"),

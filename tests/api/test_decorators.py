@@ -176,6 +176,7 @@ class TestADecoratorBetweenTwoLimits:
 @pytest.mark.parametrize(
     ("rates", "options", "words"),
     [
+        ((View,), {}, r"it is a view\. Write @quota\('10/m'\) with a rate"),
         ((), {}, "@quota has no rate"), (("1/m",), {"key": "usr"}, "Did you mean 'user'"), ((), {"rule": 5}, "5"),
         ((), {"limit": "5/m"}, r"'limit' is not an option .* The first argument is the rate: write '5/m' first\."),
         ((), {"rate": 5}, r"'rate' is not an option .* The first argument is the rate: write '10/m' first\."),

@@ -219,6 +219,8 @@ def call(view: Any) -> Any:
     return view(RequestFactory().get("/"))
 
 
+COSTLY = Rule.make("costly", "9/m", cost=nobody)
+
 MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: check("1/m", RequestFactory().get("/"), key=nobody), "identifies nobody"),
     (lambda: quota("1/m", distinct="hdr:X"), r"^distinct='hdr:X' is not a key"),
@@ -230,6 +232,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: check("serach", "user:1"), r"^'serach' is not a rate: .* Nor is it a rule.*\. Did you mean 'search'"),
     (lambda: check("search", "user:1", burst=3), "has its own options"),
     (lambda: cast("Any", check)("2/m", "user:1", exempt="10.0.0.0/8"), "exempt= chooses requests"),
+    (lambda: check(COSTLY, "user:1"), "The cost of rule 'costly' is a function of the request: pass cost= here"),
     (lambda: cast("Any", check)("2/m", "user:1", settle=len), "settle= needs a response"),
     (lambda: cast("Any", check)("2/m", "user:1", count_when=bool), "count_when= needs a response"),
     (lambda: cast("Any", check)("2/m", "user:1", costs={"export": 5}), r"costs= needs a request.* Use cost= here"),

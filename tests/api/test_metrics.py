@@ -516,6 +516,18 @@ def test_rules_of_one_name_count_a_hit_once_for_the_day_if_one_of_them_has_no_li
     assert [day["site"].allowed for day in recent_usage("ip:192.0.2.7").values()] == [1]
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_a_shadow_counts_though_a_rule_by_the_body_refuses_the_request() -> None:
+    request = RequestFactory().post("/", {"phone": "1"}, REMOTE_ADDR="192.0.2.7")
+    before = [Rule.make("trial", "0/m", key="ip", shadow=True), Rule.make("site", "9/m", key="ip")]
+
+    decide(request, [*before, Rule.make("codes", "0/m", key="post:phone")])
+    flusher.flush()
+
+    found = {each.label: (each.allowed, each.refused, each.shadowed) for each in running_totals().rules}
+    assert found == {"trial": (0, 0, 1), "codes": (0, 1, 0)}
+
+
 def job(*, at_exit: bool = False) -> Any:
     return Mock(purpose="count", at_exit=at_exit)
 

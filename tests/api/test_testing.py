@@ -24,7 +24,7 @@ from django.core.management.commands import runserver
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import check, counter, lock, once
+from django_quota import Rule, check, counter, lock, once
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.runtime import Site, runtime
 from django_quota.stores.redis.errors import translate_error
@@ -376,6 +376,11 @@ def test_exhaust_uses_exactly_what_the_limit_has(algorithm: Any, hits: int, rate
         assert kit.used(rate, "user:1", algorithm=algorithm) == check(rate, "user:1", algorithm=algorithm).limit
         with kit.off():
             assert check(rate, "user:1", algorithm=algorithm)
+
+
+def test_exhaust_says_that_nothing_limits_the_subject() -> None:
+    with quota_kit() as kit, pytest.raises(AssertionError, match=r"So it cannot be used up\."):
+        kit.exhaust(Rule.make("free", None), "user:1")
 
 
 VERBS = pytest.mark.parametrize("verb", ["exhaust", "used", "left", "reset"])

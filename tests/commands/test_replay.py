@@ -343,6 +343,8 @@ class TestUnreadableLines:
 
 
 NEEDS = {
+    "of_staff": ({"exempt": "staff"}, "exempt='staff' needs the user"),
+    "values": ({"distinct": True}, "distinct=True: only your code knows the value"),
     "by_user": ({"key": "user"}, "key='user' needs the user"),
     "by_body": ({"key": "post:phone"}, "key='post:phone' needs the body"),
     "by_header": ({"key": "header:X-Api-Key"}, "key='header:X-Api-Key' needs it in the log"),

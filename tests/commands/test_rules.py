@@ -77,6 +77,7 @@ HERE = "ip:127.0.0.1"
             ["/search/", "--method", "post"], ["flood", "outer", "inner"], id="by POST, which more rules limit"
         ),
         pytest.param(["/orders/"], ["flood", "orders", "reads"], id="a class by GET"),
+        pytest.param(["/orders/", "--method", "HEAD"], ["flood", "orders", "reads"], id="a class by HEAD"),
         pytest.param(["/orders/", "--method", "POST"], ["flood", "orders", "writes"], id="a class by POST"),
         pytest.param(["/orders/", "--method", "PUT"], ["flood", "orders", "writes"], id="a class by another name"),
         pytest.param(["/nowhere/"], ["flood"], id="to no URL of the site"),

@@ -866,6 +866,10 @@ wrong_settings = pytest.mark.parametrize(
             r'QUOTA\["LOGIN"\] is \'5/10m\', not a dict of limits. Use, for example, {\'5/10m\': \[',
             id="a string",
         ),
+        pytest.param(
+            {"on_unavailable": "deny"}, r'QUOTA\["LOGIN"\] has no limit\. Use, for example', id="options alone"
+        ),
+        pytest.param({"5/x": "ip"}, r"""QUOTA\["LOGIN"\]: '5/x' .*'x' is not a unit""", id="a wrong rate"),
         pytest.param({"5/10m": ["ip", "ip"]}, r"is \['ip', 'ip'\]. Use", id="a key twice"),
         pytest.param(
             {"5/10m": "ip", "on_unavailble": "deny"},
