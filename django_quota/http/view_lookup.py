@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import lru_cache
 from inspect import unwrap
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -103,7 +103,7 @@ def endpoints(patterns: Iterable[Any], before: str = "", namespace: str = "") ->
             yield Endpoint(path_of(below), f"{namespace}{name}", pattern)
 
 
-@cache  # each check walks through all URLs, and this is most of a walk
+@lru_cache(1_024)  # each check walks through all URLs, and this is most of a walk
 def path_of(pattern: str) -> str:
     """Return the path of routes or regular expressions as people write it, each argument in angle brackets."""
     from django.contrib.admindocs.views import simplify_regex  # noqa: PLC0415 — only checks and commands need it
