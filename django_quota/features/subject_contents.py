@@ -68,13 +68,13 @@ class HeldStatus:
     """The key that holds them."""
     number: int = 0
     """How many there are in all."""
-    limit: int = 0
-    """How many there may be, as callers asked for it recently; 0 if that is not known."""
+    limit: int | None = None
+    """How many there may be, as callers asked for it recently; None if that is not known."""
 
     @property
     def is_full(self) -> bool:
         """Whether the next caller is refused, until somebody gives a slot back."""
-        return self.number >= self.limit > 0
+        return self.limit is not None and self.number >= self.limit
 
 
 @dataclass(slots=True)

@@ -223,7 +223,7 @@ def load_snapshot(
     snapshot = _snapshot_of(subject, contents, rules)
     if names is not None:
         snapshot.bans = [ban for ban in snapshot.bans if ban.rule in rules]
-    snapshot.leases = [replace(held, limit=slots.get(held.name, 0)) for held in contents.leases]
+    snapshot.leases = [replace(held, limit=slots.get(held.name)) for held in contents.leases]
     snapshot.days = days
     snapshot.counters = [] if names is not None else counters_of(subject, counters, decided)
     _read_limits(snapshot, rules)
@@ -319,17 +319,17 @@ def _in_database(rules: NamedRule) -> NamedRule:
     return [rule.but(store="database") for rule in rules] if isinstance(rules, list) else rules
 
 
-def _possible_slots(subject: str) -> dict[str, int]:
+def _possible_slots(subject: str) -> dict[str, int | None]:
     """Return the slots that a subject may hold, with their limits: those of views, and those that calls used recently.
 
-    The limit is 0 if nobody has asked for the slot recently.
+    The limit is None if nobody has asked for the slot recently.
     """
-    limits = dict.fromkeys(known_slots(), 0)
+    limits: dict[str, int | None] = dict.fromkeys(known_slots())
     for member, _until in highest(get_limiter().store, "slots", SLOTS_A_READ):
         holder, part, limit = member.split(" ")
         name = keys.named(part)
         if holder == keys.escape(subject) and name is not None:
-            limits[name] = max(limits.get(name, 0), int(limit))  # tiers may have fewer
+            limits[name] = max(limits.get(name) or 0, int(limit))  # tiers may have fewer
     return limits
 
 

@@ -162,7 +162,13 @@ class TestLimits:
             ),
             pytest.param(
                 "leases",
-                {"name": "seats", "number": 1, "ends_in": [30.0], "source": f"quota:1:{{{SUBJECT}}}:l:seats"},
+                {
+                    "name": "seats",
+                    "number": 1,
+                    "ends_in": [30.0],
+                    "source": f"quota:1:{{{SUBJECT}}}:l:seats",
+                    "limit": None,
+                },
                 id="slots in use",
             ),
         ],

@@ -569,6 +569,8 @@ def test_asking_is_sent_before_each_command_that_asks_another_server_of_a_cluste
         wire = await wire_of_this_loop()
         await asyncio.gather(*(wire.execute(("INCR", f"k:{n}"), is_asking=n < 2) for n in range(5)))
 
+    raw.config_resetstat()
+
     asyncio.run(ask())
 
     assert raw.info("commandstats")["cmdstat_asking"]["calls"] == 2
