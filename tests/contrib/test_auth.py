@@ -877,6 +877,9 @@ wrong_settings = pytest.mark.parametrize(
             id="an unknown option",
         ),
         pytest.param(
+            {"5/h": "ip", "on_unavailable": "perhaps"}, r'QUOTA\["LOGIN"\]: .*perhaps', id="a wrong value of an option"
+        ),
+        pytest.param(
             {"5/h": "ip", "exempt": "staff"},
             r"has exempt='staff', but nobody is logged in yet. Name networks",
             id="a group that is exempt",

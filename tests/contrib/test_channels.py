@@ -284,6 +284,15 @@ async def test_without_close_a_refused_message_is_dropped() -> None:
 
 
 @in_a_loop
+async def test_without_receive_no_message_is_limited() -> None:
+    client = await opened(QuotaSocket(echo, connect="1/m"))
+
+    answered = [(await client.says())["type"] for _ in range(5)]
+
+    assert answered == ["websocket.send"] * 5
+
+
+@in_a_loop
 async def test_without_a_notice_the_socket_is_closed_in_silence() -> None:
     client = await opened(QuotaSocket(echo, receive="0/m", notice=None))
 
