@@ -35,6 +35,12 @@ REASONS = {
 }
 """Each reason to leave a test out, and what the summary says of it."""
 
+REPEATS = {"server", "decoded", "postgresql", "cluster", "variants"}
+"""The reasons of tests that take no longer than those of `make test`."""
+
+MANY = 100
+"""A test that takes seconds counts as so many others, where files are put in order."""
+
 TESTS = Path(__file__).parents[1]
 ON_EACH_SERVER = [TESTS / folder for folder in ("core", "stores", "faults")]
 """What runs on each server of a machine: scripts, stores and failures. All else runs on its first server."""
@@ -58,6 +64,7 @@ class Selection:
         self._all: bool = config.getoption("all")
         self._also: list[str] = config.getoption("also")
         self._left: Counter[str] = Counter()
+        config.option.loadscopereorder = False  # pytest-xdist keeps the order of the files: see `_work_of_files`
 
     def left_out_for(self, item: pytest.Item) -> str | None:
         """Return the reason to leave a test out; None where it runs."""
@@ -75,6 +82,18 @@ class Selection:
         self._left.update(filter(None, reasons.values()))
         config.hook.pytest_deselected(items=[item for item in items if reasons[item]])
         items[:] = [item for item in items if not reasons[item]]
+        if hasattr(config, "workerinput"):  # a process of pytest-xdist
+            work = self._work_of_files(items)
+            items.sort(key=lambda item: -work[item.path])
+
+    def _work_of_files(self, items: list[pytest.Item]) -> Counter[Path]:
+        """Return about how long each file takes. The longest come first: the last one keeps nobody waiting then."""
+        work = Counter[Path]()
+        for item in items:
+            reasons = {reason for mark in item.iter_markers("thorough") for reason in mark.args}
+            takes_seconds = reasons - REPEATS or (self._all and item.get_closest_marker("hypothesis"))
+            work[item.path] += MANY if takes_seconds else 1
+        return work
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist
