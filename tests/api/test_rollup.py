@@ -502,7 +502,7 @@ def test_totals_are_exact_if_roll_ups_are_killed_at_random(manage: Manage, raw: 
 
     for killed in range(9):
         victim = running.pop(0)
-        cast("Any", victim.stdout).readline()  # it is at work
+        assert cast("Any", victim.stdout).readline()  # it is at work
         go_on(random.randrange(60))
         victim.kill()
         victim.wait()
