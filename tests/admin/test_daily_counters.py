@@ -71,7 +71,7 @@ def test_a_row_links_to_the_usage_of_its_user_by_name(anna: User) -> None:
 
     page = client.get(LIST).content.decode()
 
-    assert f'href="{LIST}usage/?subject=user%3A{anna.pk}">anna (user:{anna.pk})<' in page
+    assert f'href="{LIST}usage/?subject=user%3A{anna.pk}">anna (user:{anna.pk})</a></' in page
 
 
 @pytest.mark.parametrize("text", ["anna", "anna@example"])

@@ -79,6 +79,15 @@ def test_a_refusal_is_one_sentence_from_its_user_to_its_end(client: Client, ann:
     )
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_the_digits_of_an_event_are_grouped(client: Client) -> None:
+    log(record(capacity=1_000_000, remaining=49_000, cost=50_000, until=START))
+
+    (line,) = shown(client)
+
+    assert "needed 50,000, 49,000 of 1,000,000 are left" in line
+
+
 @pytest.mark.usefixtures("redis_cache")
 def test_the_user_of_another_subject_is_named(client: Client, ann: User, raw: redis.Redis) -> None:
     at(raw, START, subject="ip:192.0.2.1", user=f"user:{ann.pk}", method="GET", path="/api/reports/")
@@ -209,6 +218,20 @@ def test_what_clients_send_is_no_formula_in_csv(client: Client) -> None:
     assert answer["Content-Type"] == "text/csv; charset=utf-8"
     assert (found["rule"], found["method"], found["path"]) == ("'=1+1", "'+1", "/a;'=cmd")
     assert found["user"] == "user:7"
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("until", "cell"),
+    [pytest.param(START, "2025-11-21T04:40:00+00:00", id="an end"), pytest.param(0, "", id="no end")],
+)
+def test_the_end_of_an_event_in_csv_is_a_moment_if_there_is_one(client: Client, until: int, cell: str) -> None:
+    log(record(kind="banned", until=until))
+
+    answer = cast("Any", client.get(PAGE, {"csv": "1"}))
+
+    (row,) = csv.DictReader(io.StringIO(answer.getvalue().decode()))
+    assert row["until"] == cell
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -215,8 +215,9 @@ def test_a_304_by_which_a_cdn_may_change_what_it_keeps_has_no_headers(
 
 @with_middleware
 @pytest.mark.parametrize("where", ["above", "below"])
-def test_a_private_304_has_headers(where: str, middleware: list[str], settings: Any) -> None:
-    assert "RateLimit" in of_a_304("private-304", where, middleware, settings)
+@pytest.mark.parametrize("route", ["private-304", "no-store-304"])
+def test_a_304_that_no_cdn_keeps_has_headers(route: str, where: str, middleware: list[str], settings: Any) -> None:
+    assert "RateLimit" in of_a_304(route, where, middleware, settings)
 
 
 def test_what_only_the_caller_may_keep_has_headers() -> None:

@@ -14,6 +14,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_quota import check, quota
 from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.http.request_rules import rules_of_view
 from tests.support.calls import get, limits_of_each_call, run
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -86,6 +87,12 @@ class TestKindsOfViews:
 
         assert statuses(limited) == [200, 200, 429]
         assert "RateLimit" in run(limited).headers
+
+    @pytest.mark.parametrize("way", ["class", "method"])
+    def test_the_limit_on_the_outside_of_a_class_is_known_before_the_view_runs(self, way: str) -> None:
+        limited = WAYS[way](Sync, quota("2/m", name="limit")).as_view()
+
+        assert [rule.name for rule in rules_of_view(get(), limited)] == ["limit"]
 
     @pytest.mark.parametrize("cls", [Sync, Async])
     @pytest.mark.parametrize("way", WAYS)

@@ -21,7 +21,7 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from django_quota import Rule, acheck, check, peek, raise_limit
+from django_quota import Rule, acheck, check, peek, raise_limit, reserve
 from django_quota.core import clock
 from django_quota.limiting import overrides as copies
 from django_quota.limiting.flusher import reader
@@ -185,6 +185,16 @@ def test_an_older_copy_is_refreshed_in_the_background(watch: Watch) -> None:
 
     assert not waited.called
     assert (admits(), overrides.problem) == (False, "")
+
+
+def test_a_settlement_looks_for_what_changed_since_its_reservation(watch: Watch) -> None:
+    with reserve("1000/m", SUBJECT, 10) as reservation:
+        watch.let_pass(copies.REFRESH_AFTER)
+        with patch.object(overrides, "rows", wraps=overrides.rows) as asked:
+            reservation.settle(5)
+            let_refreshes_end()
+
+        assert asked.mock_calls
 
 
 TABLE = "django_quota_quotaoverride"

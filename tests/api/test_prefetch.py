@@ -394,6 +394,18 @@ def test_a_busy_subject_keeps_its_share_when_many_others_ask(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("memory_store")
+def test_a_subject_that_becomes_busy_gets_a_share_after_many_others_have_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "MAX_DEMANDS", 10)
+    with freeze(START):
+        for number in range(100):
+            check(HOT, f"user:{number}")
+    with freeze(START + SECOND):
+        allowed(8)
+
+        assert check(HOT, SUBJECT).approximate
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_a_share_that_was_taken_in_a_frozen_test_is_not_spent_after_it() -> None:
     with freeze(START):
         allowed(50)

@@ -213,6 +213,8 @@ def test_the_settings_choose_the_headers(settings: Any, chosen: object, legacy: 
         ("application/json, text/plain, */*", PROBLEM), ("text/html, */*", HTML), ("text/html;level=1", PROBLEM),
         ("text/plain; charset=UTF-8, application/json;q=0.9", TEXT),
         ("text/plain; charset=latin-1, text/html;q=0.1", HTML),
+        (f"{PROBLEM}; charset=utf-8, text/html;q=0.9", PROBLEM),
+        ("application/json; charset=utf-8, text/html;q=0.9", PROBLEM),
         # of a long header the first 12 ranges are read, and the first 256 characters
         ("a/b," * 11 + "text/html", HTML), ("a/b," * 12 + "text/html", PROBLEM),
         ("a/b;c=" + "d" * 250 + ",text/html", PROBLEM), ("text/plain," + "a/b," * 1_000, TEXT),

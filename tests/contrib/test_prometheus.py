@@ -113,6 +113,26 @@ class TestCollector:
             *[("quota_leases_in_use", "export"), ("quota_leases_limit", "export")],
         }
 
+    @pytest.mark.parametrize(
+        ("metric", "labels"),
+        [
+            ("quota_checks_total", {"rule": "hot", "outcome": "allowed"}),
+            ("quota_prefetched_total", {"rule": "hot"}),
+            ("quota_leases_in_use", {"slot": "export"}),
+            ("quota_leases_limit", {"slot": "export"}),
+        ],
+        ids=str,
+    )
+    def test_its_labels_name_the_rule_or_the_slot(self, metric: str, labels: dict[str, str]) -> None:
+        rule = Rule.make("hot", "1000/m", prefetch=True)
+        with freeze(START):
+            for _ in range(50):
+                check(rule, "user:1")
+            slot("export", 2, subject="user:1").acquire()
+            found = [sample for family in QuotaCollector().collect() for sample in family.samples]
+
+        assert labels in [sample.labels for sample in found if sample.name == metric]
+
     def test_it_has_no_bans_before_the_first(self) -> None:
         assert samples()["quota_bans",] == 0
 

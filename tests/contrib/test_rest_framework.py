@@ -966,6 +966,14 @@ def test_rules_of_views_are_known_to_those_who_look_them_up(settings: Any, monke
     assert known == {"own": "5/m", "rest_framework.burst": "3/m", "rest_framework.twice": "2/m"}
 
 
+def test_a_throttle_of_the_framework_is_known_as_a_limit_by_user(settings: Any) -> None:
+    findings(settings, view_of(Burst))
+
+    found: dict[str, Any] = known_rules()
+
+    assert found["rest_framework.burst"].key == "user"
+
+
 def test_limits_of_a_request_have_the_rules_of_its_view(settings: Any) -> None:
     view = view_of(QuotaThrottle, quota_rules=["search"])
     findings(settings, view)
