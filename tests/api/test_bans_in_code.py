@@ -298,7 +298,7 @@ class TestBan:
             ),
             pytest.param(
                 "without",
-                "Rule 'without' has no ban=, so its checks do not look for bans. .* quota_override set",
+                "Rule 'without' has no ban=, so .* look for bans. Give it ban=, or block .* quota_override set",
                 id="under a rule without ban=",
             ),
             pytest.param(

@@ -339,7 +339,7 @@ class TestTtl:
         row("a moment as a date", "get", (datetime(2026, 11, 21, tzinfo=UTC),), "is not a date"),
         row("a bool as a date", "get", (True,), "is not a date"),
         row("a last date as a string", "series", (TODAY, "2026-11-21"), "is not a date"),
-        row("a number of 65 bits", "incr", (MAX_INT64 + 1,), "does not fit into 64"),
+        row("a number of 65 bits", "incr", (MAX_INT64 + 1,), "a number of 65 bits does not fit into 64"),
         row("a number of thousands of digits", "incr", (10**5_000,), "does not fit into 64"),
         row("a float", "incr", (1.0,), "is not a whole number"),
         row("a bool", "incr", (True,), "is not a whole number"),

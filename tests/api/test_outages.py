@@ -304,6 +304,48 @@ def test_a_full_memory_store_is_no_outage(call: Callable[[], object], memory_sto
     assert reported == []
 
 
+def test_store_lost_carries_the_reason(memory_store: None, clock: Clock) -> None:
+    new_outages(clock)
+    with heard() as reported:
+        ask_once(GONE)
+
+    assert reported == [("lost", {"signal": store_lost, "sender": None, "reason": "gone"})]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        pytest.param(GONE, "Rules decide by on_unavailable until it answers again.", id="no answer"),
+        pytest.param(
+            NO_MEMORY,
+            "Redis is full: until it accepts changes again, each process counts by itself for rules that do not say "
+            'on_unavailable, unless ON_UNAVAILABLE says "deny".',
+            id="no memory",
+        ),
+    ],
+)
+def test_the_log_says_how_rules_decide_in_an_outage(
+    error: StoreUnavailable, line: str, memory_store: None, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    new_outages(clock)
+
+    ask_once(error)
+
+    assert caplog.messages == [f"The quota store is unavailable: {error.reason}. {line}"]
+
+
+def test_the_log_says_how_long_an_outage_was(
+    memory_store: None, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    new_outages(clock)
+    ask_once(GONE)
+    clock.now += 4.2
+
+    ask_once()
+
+    assert caplog.messages[-1] == "The quota store answers again, after 4.2 s."
+
+
 def test_one_lost_connection_is_no_outage(memory_store: None, clock: Clock) -> None:
     new_outages(clock)
     with heard() as reported:

@@ -284,7 +284,7 @@ def test_a_slot_is_for_everybody_for_thirty_seconds_unless_told_otherwise() -> N
 
 WRONG: list[tuple[str, list[Any], Callable[[Any], object]]] = [
     ("name of a slot", ["", "  ", None], lambda name: slot(name, 1)),
-    ("limit=.* Use, for example, 3", [0, 1.5, True, "10", 1_000_001], lambda limit: slot("export", limit)),
+    ("limit=.* from 1 to 1,000,000. Use, for example, 3", [0, 1.5, True, "10", 10**6 + 1], lambda n: slot("export", n)),
     ("lease=", [0, None, "5", True, math.nan, 366 * 86_400 + 1], lambda lease: slot("export", 1, lease=lease)),
     ("lease=", [-1, math.inf], lambda lease: lock("export").acquire().renew(lease)),
     ("wait=", [-1, math.nan], lambda wait: lock("export", wait=wait)),

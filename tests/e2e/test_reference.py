@@ -15,11 +15,19 @@ from django.test import RequestFactory
 
 import django_quota
 from django_quota import adapters, metrics, quota, testing, types
+from django_quota.admin.overrides import MAX_PREVIEWED
 from django_quota.conf import KNOWN_SETTINGS, QuotaSettings
+from django_quota.contrib.graphql import MAX_TOKENS
 from django_quota.core.algorithms import ALGORITHMS
+from django_quota.core.algorithms.stock import MAX_GRANTS
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.rules import OPTIONS, CallOptions, Rule, RuleOptions
+from django_quota.features.counters.calls import MAX_DAYS
+from django_quota.features.events import SEARCHED
 from django_quota.http.refusal_page import LimitShown, page_context
+from django_quota.limiting.unasked import MAX_PLACES
+from django_quota.stores.redis.async_wire import MOST_UNDER_WAY, MOST_WAITING
+from django_quota.stores.redis.connections import REDIS_CONNECTIONS
 from tests.benchmarks import algorithms
 from tests.support import reference
 
@@ -94,6 +102,25 @@ def test_a_setting_is_listed_with_its_default(name: str) -> None:
 
     unset, explicit = QuotaSettings({}), QuotaSettings({name: given})
     assert getattr(explicit, name.lower()) == getattr(unset, name.lower())
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "number"),
+    [
+        ("admin", "the last {} events", SEARCHED),
+        ("admin", "for up to {} subjects", MAX_PREVIEWED),
+        ("api", "for at most {} days", MAX_DAYS),
+        ("counters", "may have {} grants", MAX_GRANTS),
+        ("graphql", "more than {} tokens", MAX_TOKENS),
+        ("reliability", "A process uses {} connections", REDIS_CONNECTIONS),
+        ("reliability", "if {} others wait for a reply", MOST_UNDER_WAY),
+        ("reliability", "if {} wait for a turn", MOST_WAITING),
+        ("reliability", "keeps at most {} rules and subjects", MAX_PLACES),
+    ],
+    ids=str,
+)
+def test_a_bound_on_a_page_is_the_one_of_the_code(page: str, sentence: str, number: int) -> None:
+    assert sentence.format(f"{number:,}") in " ".join(read(page).split())
 
 
 def test_every_option_of_a_rule_is_listed() -> None:
