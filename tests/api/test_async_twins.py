@@ -141,6 +141,17 @@ def test_an_async_call_asks_the_store_as_its_twin(given: Given) -> None:
     assert result(async_call, given)[1] == result(sync_call, given)[1]
 
 
+@pytest.mark.parametrize("given", [RIGHT["raise_limit"]], ids=["raise_limit"])
+def test_an_async_call_saves_what_its_twin_saves(given: Given) -> None:
+    saved = []
+    for call in (sync_call, async_call):
+        with some_use():
+            call(given)
+            saved += QuotaOverride.objects.values("subject", "rule", "rate", "expires", "reason", "created_by")
+
+    assert saved[0] == saved[1]
+
+
 @pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
 def test_an_async_call_fails_as_its_twin(given: Given) -> None:
     with some_use(), pytest.raises(Exception) as expected:  # noqa: PT011 — the one of the twin
