@@ -304,10 +304,11 @@ def test_a_full_memory_store_is_no_outage(call: Callable[[], object], memory_sto
     assert reported == []
 
 
-def test_store_lost_carries_the_reason(memory_store: None, clock: Clock) -> None:
+@both
+def test_store_lost_carries_the_reason(kind: str, memory_store: None, clock: Clock) -> None:
     new_outages(clock)
-    with heard() as reported:
-        ask_once(GONE)
+    with heard() as reported, no_answer(GONE):
+        ask(kind)
 
     assert reported == [("lost", {"signal": store_lost, "sender": None, "reason": "gone"})]
 

@@ -281,6 +281,38 @@ class TestProblemJson:
         assert "RateLimit" not in away.headers
 
 
+@pytest.mark.parametrize("accept", [PROBLEM, BROWSER, TEXT], ids=["problem", "page", "text"])
+class TestAnAnswerWhileTheStoreIsAway:
+    @pytest.fixture
+    def away(self, accept: str, caplog: pytest.LogCaptureFixture) -> HttpResponse:
+        denied = Decision.without_limit("away", "user:1", allowed=False, degraded=True, enforced=True)
+        return refusal_response(get(accept), denied)
+
+    def test_is_a_503(self, away: HttpResponse) -> None:
+        assert away.status_code == 503
+
+    def test_is_stored_by_nobody(self, away: HttpResponse) -> None:
+        assert away.headers["Cache-Control"] == "no-store"
+
+    def test_is_not_logged_as_a_refusal(self, away: HttpResponse, caplog: pytest.LogCaptureFixture) -> None:
+        assert caplog.get_records("setup") == []
+
+
+def test_the_record_of_a_refusal_has_its_status(caplog: pytest.LogCaptureFixture) -> None:
+    refused(name="recorded")
+
+    (record,) = caplog.records
+    assert vars(record)["status_code"] == 429
+
+
+def test_what_is_left_has_at_most_fifteen_digits_in_a_header() -> None:
+    outcome = peek("5/m", "global").outcomes[0]._replace(remaining=10**15)
+
+    response = write_headers(HttpResponse(), Decision.of((outcome,)))
+
+    assert parsed(response, "RateLimit") == [("5/m", {"r": 999_999_999_999_999})]
+
+
 # --- what must not leak -----------------------------------------------------------------------------------------------
 
 

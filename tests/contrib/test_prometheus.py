@@ -209,6 +209,14 @@ def test_an_address_that_is_taken_is_a_clear_error() -> None:
             call_command("quota_metrics", serve=address)
 
 
+def test_without_redis_the_log_says_that_metrics_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    samples()
+
+    assert ("WARNING", "The store did not answer, so its metrics are left out") in [
+        (record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records
+    ]
+
+
 def test_without_redis_all_but_the_state_of_the_store_is_left_out() -> None:
     assert samples() == {("quota_store_up",): 0}
 
