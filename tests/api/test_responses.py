@@ -284,8 +284,9 @@ class TestProblemJson:
 @pytest.mark.parametrize("accept", [PROBLEM, BROWSER, TEXT], ids=["problem", "page", "text"])
 class TestAnAnswerWhileTheStoreIsAway:
     @pytest.fixture
-    def away(self, accept: str, caplog: pytest.LogCaptureFixture) -> HttpResponse:
-        denied = Decision.without_limit("away", "user:1", allowed=False, degraded=True, enforced=True)
+    def away(self, accept: str, request: pytest.FixtureRequest) -> HttpResponse:
+        rule = request.node.name  # a refusal of a rule is logged once a second
+        denied = Decision.without_limit(rule, "user:1", allowed=False, degraded=True, enforced=True)
         return refusal_response(get(accept), denied)
 
     def test_is_a_503(self, away: HttpResponse) -> None:
