@@ -182,7 +182,8 @@ def test_a_shadow_refusal_is_logged(
     decision = called(is_async, verb, averb, "0/m", SUBJECT, name="shade", shadow=True)
 
     assert not decision.outcomes[0].allowed
-    assert caplog.messages == [f"Shadow rule 'shade' would have refused {SUBJECT!r}."] * lines
+    line = "django_quota.rules", logging.INFO, f"Shadow rule 'shade' would have refused {SUBJECT!r}."
+    assert caplog.record_tuples == [line] * lines
 
 
 @pytest.mark.usefixtures("memory_store")
