@@ -143,7 +143,7 @@ def test_an_async_call_asks_the_store_as_its_twin(given: Given) -> None:
 
 @pytest.mark.parametrize("given", [RIGHT["raise_limit"]], ids=["raise_limit"])
 def test_an_async_call_saves_what_its_twin_saves(given: Given) -> None:
-    saved: list[dict[str, Any]] = []
+    saved: list[Any] = []
     for call in (sync_call, async_call):
         with some_use():
             call(given)
