@@ -36,6 +36,7 @@ from django_quota.operating.health import nothing_is_limited
 from django_quota.operating.inspection import (
     LimitStatus,
     SubjectSnapshot,
+    bans_begun,
     counted_as,
     load_snapshot,
     longer_subjects,
@@ -211,7 +212,7 @@ def build_page(subject: str, other_names: Collection[str] = (), related: Collect
     of_all, by_pk = snapshot.override_of(ALL_RULES), {row.pk: row for row in rows}
     view = _view_of(snapshot, rows)
     counts = any(each["used"] or each["unused"] for each in (view, *others))
-    began = {event.rule: event for event in reversed(refused) if (event.kind, event.subject) == ("banned", subject)}
+    began = bans_begun(subject, refused)
     return {
         **view,
         "trouble": trouble,

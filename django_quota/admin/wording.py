@@ -143,9 +143,8 @@ def reason_in_words(event: Event, names: Mapping[str, str]) -> str:
 
     `names`: the names of users by subject; see `names_among`.
     """
-    by = ""
-    if event.user and not event.path:
-        by = _("by %(sender)s") % {"sender": names.get(event.user, event.user)}
+    who = event.set_by
+    by = _("by %(sender)s") % {"sender": names.get(who, who)} if who else ""
     return f"{event.reason} ({by})" if event.reason and by else event.reason or by
 
 

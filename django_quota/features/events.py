@@ -83,6 +83,11 @@ class Event:
     reason: str = ""
     """Why a ban was set by hand; `user` then says who set it. Of a refusal "blocked" or "banned", else empty."""
 
+    @property
+    def set_by(self) -> str | None:
+        """Who set a ban by hand: `user`, if no request caused the event; else None."""
+        return None if self.path else self.user
+
     @classmethod
     def read(cls, entry_id: str, fields: Mapping[str, str]) -> Event:
         """Return the event of an entry. Raises `ValueError` for an entry that another program has written."""

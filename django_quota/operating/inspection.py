@@ -278,7 +278,13 @@ def recent_refusals(subject: str) -> list[Event]:
 
 def _is_about(event: Event, subject: str) -> bool:
     """Return whether an event is about a subject, or about a request of this user."""
-    return event.subject == subject or (event.user == subject and event.path != "")  # else the user set a ban
+    return event.subject == subject or (event.user == subject and event.set_by is None)
+
+
+def bans_begun(subject: str, refused: Iterable[Event]) -> dict[str | None, Event]:
+    """Return the newest event of a ban of a subject, by rule. `refused`: see `recent_refusals`."""
+    begun = [event for event in refused if event.kind == "banned" and event.subject == subject]
+    return {event.rule: event for event in reversed(begun)}
 
 
 def counted_as(subject: str, refused: Iterable[Event]) -> list[str]:

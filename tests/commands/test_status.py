@@ -910,6 +910,19 @@ class TestWhatMatters:
 
         assert self.headlines(USER) == ["  Banned from banning for another 10 minutes (spam, by mod)"]
 
+    def test_a_later_ban_of_the_address_of_a_user_hides_no_reason(self, database: Any, settings: Any) -> None:
+        settings.QUOTA["RULES"]["banning"]["key"] = "ip"
+        request = RequestFactory().get("/viewed/", REMOTE_ADDR="203.0.113.9")
+        request.user = User(pk=42)
+        with freeze(START):
+            ban("banning", USER, 600, reason="spam")
+            for _ in range(3):
+                check("banning", request)
+
+        shown = self.headlines(USER)
+
+        assert "  Banned from banning for another 10 minutes (spam)" in shown
+
     def test_it_says_which_limit_refuses(self) -> None:
         with freeze(START):
             check("search", USER, 10)

@@ -28,6 +28,7 @@ from django_quota.operating.inspection import (
     LimitStatus,
     LongerSubject,
     SubjectSnapshot,
+    bans_begun,
     counted_as,
     load_snapshot,
     longer_subjects,
@@ -208,7 +209,7 @@ def _headlines(reading: Reading) -> Iterator[str]:
         whose = "" if each.subject == snapshot.subject else f" as {each.subject}"
         ends = f" until {second_of(each.ends)}" if each.ends else ", without an end"
         yield f"{each.mode.capitalize()}{rule}{whose}{ends}{notes.get(each.pk, '')}"
-    began = {event.rule: event for event in reversed(reading.refused) if event.kind == "banned"}
+    began = bans_begun(snapshot.subject, reading.refused)
     for ban in snapshot.bans:
         event = began.get(ban.rule)
         why = _said(event) if event is not None else ""
@@ -239,9 +240,8 @@ def _notes(held: Iterable[Override]) -> dict[int, str]:
 
 
 def _said(event: Event) -> str:
-    """Return the reason of an event, and who set a ban; empty without these. A ban by the limiter has a method."""
-    is_set = event.kind == "banned" and not event.method
-    by = event.user if is_set else None
+    """Return the reason of an event, and who set a ban; empty without these."""
+    by = event.set_by
     names = _without_users(lambda: user_names({by})) if by else None
     return ", ".join(filter(None, (event.reason, by and f"by {(names or {}).get(by, by)}")))
 
