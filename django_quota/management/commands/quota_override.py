@@ -16,6 +16,7 @@ from django.utils import timezone
 from django_quota.core.errors import did_you_mean
 from django_quota.core.overrides import ALL_RULES
 from django_quota.error_texts import some_of
+from django_quota.features.authors import Author
 from django_quota.limiting.override_rows import set_override, write_database
 from django_quota.management.console import QuotaCommand, add_by, author_of, duration_of, quantity
 from django_quota.models import QuotaOverride, QuotaOverrideQuerySet
@@ -102,15 +103,16 @@ class Command(QuotaCommand):
     def _set(self, options: dict[str, Any]) -> None:
         subject, rule = parse_override_input(options["subject"]), options["rule"] or ALL_RULES
         self.note_subject(options["subject"], subject, is_used=True)
-        values = {**_values(options), "label": options["label"]}
+        author = author_of(options)
+        values = {**_values(options, author), "label": options["label"]}
         self._refuse_without_effect(rule, subject, options)
         row = set_override(rule, subject, values)
-        author_of(options).log(row.subject, f"Set: {row}")
+        author.log(row.subject, f"Set: {row}")
         self._print([row], options)
 
     def _import(self, options: dict[str, Any]) -> None:
         rule, label, is_dry = options["rule"] or ALL_RULES, options["label"], options["dry_run"]
-        subjects, values = read_list(_lines_of(options["file"])), _values(options)
+        subjects, values = read_list(_lines_of(options["file"])), _values(options, author_of(options))
         if not label:
             raise CommandError("--label is empty. Use a name of the list, such as crawlers.")
         if not subjects:
@@ -191,14 +193,13 @@ def _lines_of(name: str) -> list[str]:
         raise CommandError(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
 
 
-def _values(options: dict[str, Any]) -> dict[str, Any]:
+def _values(options: dict[str, Any], author: Author) -> dict[str, Any]:
     """Return the fields that the options of `set` and `import` give."""
     what, modes = options["what"], ("exempt", "blocked", "shadow")
     if what not in modes and not any(char.isdigit() for char in what):
         near = did_you_mean(what, modes)
         raise CommandError(f"{what!r} is neither a rate, such as 100/m, nor 'exempt', 'blocked' or 'shadow'.{near}")
     mode, rate = (what, "") if what in modes else ("rate", what)
-    author = author_of(options)
     said = {"reason": author.reason, "created_by": author.name}
     return {"mode": mode, "rate": rate, **said, "starts": None, "expires": _expiry(options)}
 
