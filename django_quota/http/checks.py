@@ -181,8 +181,7 @@ def _check_redis() -> Iterator[CheckMessage]:
     if problem is not None:
         # Settings for development and tests often have another cache. Both must start; a limit then says what it needs.
         is_tolerated = problem.instead != "" and (settings.DEBUG or runtime.is_tested())
-        hint = f"{problem.hint} {problem.instead}".strip()
-        yield finding(problem.code, problem.message, hint, is_warning=is_tolerated)
+        yield finding(problem.code, problem.message, problem.whole_hint, is_warning=is_tolerated)
         return
     for place, seconds in long_timeouts(which):
         yield finding(

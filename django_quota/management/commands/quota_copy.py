@@ -113,9 +113,8 @@ def _verify_target(name: str, *, replaces: bool) -> None:
 
 def _place(name: str, stack: ExitStack) -> CopiedStore:
     if name == "redis" and (problem := which_redis().problem()) is not None:
-        raise CommandError(
-            f"{problem.message} {problem.hint}"
-        )  # not what a site can use instead: that is the other store
+        # Not the whole hint: it advises the other store.
+        raise CommandError(f"{problem.message} {problem.hint}")
     store = make_store(name)
     stack.callback(store.close)
     # The KEY_PREFIX of a cache alias is a part of the keys in Redis alone.

@@ -53,6 +53,11 @@ class RedisProblem(NamedTuple):
     """What else a site can use, if the alias is a cache of another kind, such as one in memory while you develop or
     test; else empty."""
 
+    @property
+    def whole_hint(self) -> str:
+        """The hint, with what else a site can use."""
+        return f"{self.hint} {self.instead}".strip()
+
 
 class WhichRedis:
     """The Redis that the settings name. It opens no connection."""
@@ -87,7 +92,7 @@ class WhichRedis:
         """Raise `ConfigurationError` if it cannot serve."""
         problem = self.problem()
         if problem is not None:
-            raise ConfigurationError(problem.message, f"{problem.hint} {problem.instead}".strip())
+            raise ConfigurationError(problem.message, problem.whole_hint)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
