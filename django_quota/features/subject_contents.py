@@ -111,7 +111,7 @@ def read_contents(
 
     `sets`: the name of each slot, by key. `counting`: the store; None for that of the settings.
     """
-    counting = counting or get_limiter().first
+    counting = counting or get_limiter().stores.first
     operation = InspectSubject(keys.status_key(counting.prefix, subject), list(sets))
     now, flat, *lists = counting.reporting_store.run(operation, frozen_now())
     contents = _contents(now, flat)
@@ -140,7 +140,7 @@ def scan_keys(subject: str, counting: CountingStore | None = None) -> dict[str, 
 
     `counting`: the store; None for that of the settings.
     """
-    counting = counting or get_limiter().first
+    counting = counting or get_limiter().stores.first
     store, prefix = counting.store, counting.prefix
     if not store.is_shared:
         return None

@@ -60,10 +60,8 @@ class Limiter:
         """Counts what is decided without the store."""
         self.fallback = Fallback(Workers(store) if store.is_shared else None)
         self.stores = Stores(store, open_database, self.metrics.count_outage, self.fallback, self.undo_flow)
-        self.first = self.stores.first
-        """Decides the rules without a store of their own."""
-        self.outages = self.first.outages
-        self.reporting_store = self.first.reporting_store
+        self.outages = self.stores.first.outages
+        self.reporting_store = self.stores.first.reporting_store
         """The store for features that raise `StoreUnavailable`."""
         self.refusals = Refusals(self.unasked, self.metrics)
         self.prefetch = Prefetch(self.unasked, self.metrics, lambda: self.fallback.number_of_workers)

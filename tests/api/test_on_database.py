@@ -448,7 +448,7 @@ class TestProcessThatDecides:
         assert batches == []
 
     def test_the_limiter_of_a_database_cleans(self, store: DatabaseStore) -> None:
-        assert get_limiter().first.cleaning is not None
+        assert get_limiter().stores.first.cleaning is not None
 
 
 @pytest.mark.parametrize(
