@@ -609,7 +609,7 @@ class TestRefusedByAddress:
         assert "No limit on this page refuses the next hit." not in shown
 
     @has_words(rule='<td data-label="Rule">signup', address=ADDRESS, request="GET /signup/")
-    def test_the_refusals_of_the_user_have_the(self, words: str) -> None:
+    def test_the_page_of_a_user_lists_what_was_refused_by_address(self, words: str) -> None:
         assert words in page(superuser()).split("Recent refusals")[1]
 
     def test_a_ban_that_the_user_set_for_somebody_else_is_not_among_the_refusals(self) -> None:

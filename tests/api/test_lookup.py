@@ -122,7 +122,7 @@ class TestUsers:
             pytest.param("an le", id="how both begin"),
         ],
     )
-    def test_a_search_finds_a_user_by(self, text: str) -> None:
+    def test_a_search_finds_a_user_by_first_or_last_name(self, text: str) -> None:
         ann = User.objects.create_user("u1", first_name="Ann", last_name="Lee")
         User.objects.create_user("u2", first_name="Bob", last_name="Ray")
 
@@ -215,7 +215,7 @@ def test_an_override_of_many_has_no_problem(typed: str, subject: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "number"), [pytest.param("api", 0, id="a plain key"), pytest.param("tenants", 1, id="a function")]
 )
-def test_problems_of_an_override_read_the_last_events_only_for(
+def test_problems_of_an_override_read_the_last_events_if_a_function_is_the_key(
     rule: str, number: int, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}

@@ -465,11 +465,13 @@ class TestUserRefusedByAddress:
     @pytest.mark.parametrize(
         "line",
         [
-            pytest.param(rf"  refused   \S+ \S+, until \S+ \S+, by viewed \(limit 7\), as {SUBJECT}\n", id="refusal"),
-            pytest.param(rf"  together  {SUBJECT} is refused by viewed\n", id="refusal of now"),
+            pytest.param(
+                rf"  refused   \S+ \S+, until \S+ \S+, by viewed \(limit 7\), as {SUBJECT}\n", id="what was refused"
+            ),
+            pytest.param(rf"  together  {SUBJECT} is refused by viewed\n", id="what still refuses"),
         ],
     )
-    def test_the_user_has_the_line_of_the(self, line: str) -> None:
+    def test_a_refusal_by_address_is_shown_to_who_asks_for_the_user(self, line: str) -> None:
         assert re.search(line, run("quota_status", USER))
 
 
