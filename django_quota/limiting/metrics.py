@@ -252,7 +252,9 @@ class DecisionMetrics:
             message = self._unanswered
         if message is not None:
             self._store.run(message, frozen_now())
-            self._unanswered = None
+            with self._lock:
+                if self._unanswered is message:  # another thread may have sent it, too, and the next one after it
+                    self._unanswered = None
 
 
 def _keys(now: int, process: str) -> MetricsKeys:

@@ -193,6 +193,36 @@ class TestTheWay:
 
         assert sent(raw) == {"a:a": 1}
 
+    def test_a_late_answer_to_an_earlier_message_leaves_the_next_one_to_be_sent_again(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, is_sent, is_answered = get_limiter().store, threading.Event(), threading.Event()
+        run = store.run
+
+        def run_late(*given: Any) -> Any:
+            reply = run(*given)
+            if isinstance(given[0], AddMetrics):
+                is_sent.set()
+                assert is_answered.wait(PATIENCE)
+            return reply
+
+        check("9/m", SUBJECT, name="a")
+        with ThreadPoolExecutor(1) as threads:
+            with monkeypatch.context() as patched:
+                patched.setattr(store, "run", run_late)
+                late = threads.submit(count_what_waits)
+                assert is_sent.wait(PATIENCE)
+            count_what_waits()
+            check("9/m", SUBJECT, name="a")
+            with no_answer(done=False):
+                assert not count_what_waits()
+            is_answered.set()
+            assert late.result()
+
+        count_what_waits()
+
+        assert sent(raw) == {"a:a": 2}
+
     def test_racing_threads_count_each_check_once(self, raw: redis.Redis) -> None:
         def ask(number: int) -> bool:
             if number % 20 == 0:
