@@ -53,7 +53,8 @@ class Background:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
+        """The name of the thread."""
         self._jobs: weakref.WeakSet[Job] = weakref.WeakSet()
         self.after_fork()
         register_fork_aware(self)
@@ -124,7 +125,7 @@ class Background:
         """End the sleep of the thread, and start it if there is none; return whether it runs."""
         with self._changing:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:  # no more threads, or the process is ending

@@ -99,7 +99,11 @@ def some_use() -> Iterator[list[tuple[Any, ...]]]:
         ban(LOGIN, "user:2", "1h")
         once("payment", "evt_1")
         CREDITS.grant(SUBJECT, 50, id="order-1", expires="30d")
-        spy(patched, lambda operation: asked.append((type(operation), *operation.keys, *operation.arguments())))
+        spy(
+            patched,
+            lambda operation: asked.append((type(operation), *operation.keys, *operation.arguments())),
+            background=False,
+        )
         yield asked
 
 

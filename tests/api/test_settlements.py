@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any, ClassVar, get_args
 
 import pytest
@@ -182,9 +182,8 @@ class TestView:
 @pytest.mark.usefixtures("site")
 class TestStream:
     def test_until_its_end_the_estimate_is_spent(self) -> None:
-        ask("stream")
-
-        assert left() == 999
+        with closing(ask("stream")):
+            assert left() == 999
 
     def test_it_is_settled_at_its_end(self) -> None:
         response = ask("stream")

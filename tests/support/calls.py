@@ -80,7 +80,11 @@ def calls_in(function: Callable[[], object]) -> int:
 def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note every call of the store from now on, sync and async, but those that write the events of a decision."""
     calls: list[int] = []
-    spy(monkeypatch, lambda operation: None if isinstance(operation, AppendEvents) else calls.append(1))
+    spy(
+        monkeypatch,
+        lambda operation: None if isinstance(operation, AppendEvents) else calls.append(1),
+        background=False,
+    )
     return calls
 
 
@@ -92,7 +96,7 @@ def limits_of_each_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         if isinstance(operation, Decide):
             counted.append(sum(len(hit.limits) for hit in operation.hits))
 
-    spy(monkeypatch, note)
+    spy(monkeypatch, note, background=False)
     return counted
 
 
@@ -110,7 +114,7 @@ def matches_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> list[Match]:
 
 def before_the_next_answer_is_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     left = [act]
-    spy(monkeypatch, after=lambda _: left and left.pop()())
+    spy(monkeypatch, after=lambda _: left and left.pop()(), background=False)
 
 
 def subject_of(key: Any, request: HttpRequest) -> str:

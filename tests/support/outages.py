@@ -67,7 +67,7 @@ def no_answer(error: StoreUnavailable | None = None, *, done: bool = False) -> I
         if isinstance(store, RedisStore):  # the others ask their `run` for each operation
             try_all = store.try_all
             patched.setattr(store, "try_all", lambda *given: lose(try_all(*given) if done else None))
-        spy(patched, **{"after" if done else "before": lose})
+        spy(patched, after=lose) if done else spy(patched, before=lose)
         yield
 
 

@@ -1,6 +1,7 @@
 """The stores of the tests: programs to run, the settings that lead to them, and what a process remembers of them."""
 
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,6 +13,7 @@ from django.core.signals import setting_changed
 from django_redis.pool import ConnectionFactory
 
 from django_quota.engine.operations import States
+from django_quota.limiting.flusher import flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.stores.base import Draft, Statement
 from django_quota.stores.database import sql
@@ -69,9 +71,19 @@ def current_store() -> Any:
 
 
 def spy(
-    patched: pytest.MonkeyPatch, before: Callable[[Any], object] = bool, after: Callable[[Any], object] = bool
+    patched: pytest.MonkeyPatch,
+    before: Callable[[Any], object] = bool,
+    after: Callable[[Any], object] = bool,
+    *,
+    background: bool = True,
 ) -> None:
-    """Call these functions before and after each call of the store, sync or async; they get the operation."""
+    """Call these functions before and after each call of the store, sync or async; they get the operation.
+
+    `background`: also for calls in the thread of the flusher. It settles what earlier tests have left, whenever the
+    garbage collector finds it.
+    """
+    if not background:
+        before, after = in_the_foreground(before), in_the_foreground(after)
     store = current_store()
     run, arun = store.run, store.arun
 
@@ -90,6 +102,10 @@ def spy(
     patched.setattr(store, "run", spied)
     if not isinstance(store, MemoryStore):  # its `arun` calls its `run`
         patched.setattr(store, "arun", aspied)
+
+
+def in_the_foreground(function: Callable[[Any], object]) -> Callable[[Any], object]:
+    return lambda operation: threading.current_thread().name == flusher.name or function(operation)
 
 
 def local_store() -> MemoryStore:
