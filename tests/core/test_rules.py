@@ -59,6 +59,7 @@ def test_rates_by_tier_beside_other_rates_are_an_error_that_says_how_a_tier_gets
         ({"rate": "2000000/s", "algorithm": "token_bucket"}, "Use algorithm='sliding_window'"),
         ({"tz": "../passwd", "algorithm": "calendar"}, "tz='../passwd' is not a known time zone"),
         ({"daily": "users"}, "daily='users' is not True, False or None."),
+        ({"daily": 1}, "daily=1 is not True, False or None."),
         ({"count_refused": 1}, "count_refused=1 is not True or False"),
         ({"on_unavailable": "open"}, "on_unavailable='open' is not 'allow', 'deny' or 'local'"),
         ({"cost": 0}, "cost=0 is below 1. Use 1, or a function of the request that returns 0"),

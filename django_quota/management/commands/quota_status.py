@@ -91,7 +91,7 @@ class Command(QuotaCommand):
         parser.add_argument(
             "--all", action="store_true", help="also unused limits, and rules that cannot be read or count others"
         )
-        parser.add_argument("--json", action="store_true", help="print one JSON object, with times in seconds")
+        parser.add_argument("--json", action="store_true", help="print one JSON object, with times in UTC and spans in seconds")
 
     def handle(self, *_: Any, **options: Any) -> None:
         shared_store()
@@ -153,7 +153,7 @@ def snapshot_as_json(snapshot: SubjectSnapshot) -> dict[str, Any]:
         "limits": [asdict(limit) for limit in snapshot.limits],
         "overrides": [
             {name: getattr(override, name) for name in ("subject", "rule", "mode", "rates")}
-            | {"begins": _moment(override.begins), "ends": _moment(override.ends)}
+            | {"starts": _moment(override.begins), "expires": _moment(override.ends)}
             for override in snapshot.overrides
         ],
         "bans": {ban.rule: ban.ends_in for ban in snapshot.bans},
