@@ -458,6 +458,11 @@ def test_a_batch_outside_of_its_bounds_is_an_error(batch: int) -> None:
         call_command("quota_rollup", batch=batch)
 
 
+def test_a_database_that_the_settings_do_not_name_is_an_error() -> None:
+    with pytest.raises(CommandError, match="--database: invalid choice: 'nowhere'"):
+        call_command("quota_rollup", "--database", "nowhere")
+
+
 @pytest.mark.usefixtures("redis_cache", "database")
 def test_without_an_answer_nothing_is_said_to_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{quota_rollup.__name__}.roll_up", Mock(side_effect=StoreUnavailable("gone")))

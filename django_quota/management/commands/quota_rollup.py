@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_quota.core.errors import StoreUnavailable
 from django_quota.features.usage.rollup import DAYS_AT_ONCE, RollupResult, preview, roll_up
@@ -35,7 +35,13 @@ class Command(QuotaCommand):
         parser.add_argument("--every", metavar="TIME", help="repeat, with this pause in between: 60, or 10m")
         parser.add_argument("--dry-run", action="store_true", help="only say what would be moved")
         parser.add_argument("--json", action="store_true", help="print what was done as one JSON object a round")
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="an alias of DATABASES (default: default)")
+        parser.add_argument(
+            "--database",
+            default=DEFAULT_DB_ALIAS,
+            choices=tuple(connections),
+            metavar="ALIAS",
+            help="an alias of DATABASES (default: default)",
+        )
 
     def handle(self, *_: Any, **options: Any) -> None:
         if not 1 <= options["batch"] <= MAX_BATCH:

@@ -91,7 +91,9 @@ class Command(QuotaCommand):
         parser.add_argument(
             "--all", action="store_true", help="also unused limits, and rules that cannot be read or count others"
         )
-        parser.add_argument("--json", action="store_true", help="print one JSON object, with times in UTC and spans in seconds")
+        parser.add_argument(
+            "--json", action="store_true", help="print one JSON object, with times in UTC and spans in seconds"
+        )
 
     def handle(self, *_: Any, **options: Any) -> None:
         shared_store()
