@@ -166,7 +166,6 @@ class MemoryStore:
         with self._lock:
             self._keys.clear()
             self._held.clear()
-            self._was_full = False
 
     def close(self) -> None:
         """Do nothing: there are no threads and connections."""

@@ -1,7 +1,9 @@
 """The memory store: one lock, and expired keys that are dropped on the way."""
 
+import logging
 import sys
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 from django_quota import Rule, check, check_all, peek
 from django_quota.core.clock import DAY, machine_now
 from django_quota.core.errors import StoreFull
-from django_quota.stores.memory import MemoryStore
+from django_quota.features.counters.operations import Get, Pop, Set
+from django_quota.stores.memory import LINGERS, MemoryStore
 from django_quota.testing import freeze
+from tests.support.counts import keys_of
 from tests.support.processes import forks, in_child
 from tests.support.steps import SECOND, START, Clock, answers, decided, hits_of
 from tests.support.stores import current_store
@@ -51,6 +55,147 @@ def test_a_plan_that_finds_no_room_changes_nothing() -> None:
             store, [each for subject in ("a:0", "b", "c") for each in hits_of(RULE, subject=subject)], "check", START
         )
     assert store._keys == before
+
+
+class TestTheLock:
+    """Another thread may use the store at any moment, so all that touches its keys has the lock."""
+
+    @pytest.fixture
+    def store(self) -> MemoryStore:
+        """A store with a key, which fails whoever touches its keys without the lock."""
+        store = MemoryStore()
+
+        class Watched(OrderedDict[str, Any]):
+            def __iter__(self) -> Iterator[str]:
+                assert store._lock.locked()
+                return super().__iter__()
+
+            def clear(self) -> None:
+                assert store._lock.locked()
+                super().clear()
+
+        hit(store)
+        store._keys = Watched(store._keys)
+        return store
+
+    def test_is_held_by_an_operation(self, store: MemoryStore) -> None:
+        assert hit(store, "b")
+
+    def test_is_held_while_the_names_are_read(self, store: MemoryStore) -> None:
+        assert len(list(store.names("*"))) == 1
+
+    def test_is_free_while_the_names_are_used(self, store: MemoryStore) -> None:
+        for _ in store.names("*"):
+            assert hit(store, "b")
+
+    def test_is_held_while_the_keys_are_dropped(self, store: MemoryStore) -> None:
+        store.clear_memory()
+
+        assert len(store) == 0
+
+    def test_is_free_after_an_operation_that_failed(self, store: MemoryStore) -> None:
+        with pytest.raises(AttributeError):
+            store.run(None)  # type: ignore[arg-type]  # a bug
+        assert hit(store, "b")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subjects"),
+    [("*", "ab"), ("*{a}*", "a"), ("quota:1:{[a-b]}*", "ab"), ("QUOTA:*", ""), ("quota:1:{a}", "")],
+)
+def test_names_are_those_that_match_a_pattern(pattern: str, subjects: str) -> None:
+    store = MemoryStore()
+    for subject in "ab":
+        hit(store, subject)
+
+    assert [name.partition("{")[2][0] for name in store.names(pattern)] == list(subjects)
+
+
+class TestAStoreOfTenKeys:
+    """Of which one rule may hold eight."""
+
+    @pytest.fixture
+    def store(self) -> MemoryStore:
+        return MemoryStore(max_keys=10)
+
+    def put(self, store: MemoryStore, counter: str, *subjects: int, now: int = START) -> list[bool]:
+        """Count for some subjects; say which found room."""
+        found = []
+        for subject in subjects:
+            key = keys_of(f"quota:1:{{user:{subject}}}:c:{counter}")
+            (reply,) = store.try_all([Set(key, 1, SECOND)], now)
+            found.append(not isinstance(reply, StoreFull))
+        return found
+
+    def test_holds_eight_keys_of_a_counter(self, store: MemoryStore) -> None:
+        assert self.put(store, "clicks", *range(9)) == [True] * 8 + [False]
+
+    def test_holds_ten_keys_of_several_counters(self, store: MemoryStore) -> None:
+        self.put(store, "clicks", *range(8))
+
+        assert self.put(store, "sales", *range(3)) == [True, True, False]
+
+    def test_writes_to_a_key_that_it_has(self, store: MemoryStore) -> None:
+        self.put(store, "clicks", *range(9))
+
+        assert self.put(store, "clicks", 7) == [True]
+
+    def test_has_room_for_a_counter_of_which_a_key_has_expired(self, store: MemoryStore) -> None:
+        self.put(store, "clicks", *range(8))
+        after = START + SECOND + LINGERS
+
+        assert self.put(store, "clicks", 8, 9, 10, now=after) == [True] * 3
+
+    def test_has_room_for_everybody_after_it_forgot_all(self, store: MemoryStore) -> None:
+        self.put(store, "clicks", *range(9))
+        store.clear_memory()
+
+        assert self.put(store, "clicks", *range(8)) == [True] * 8
+
+    @pytest.fixture
+    def logged(self, caplog: pytest.LogCaptureFixture) -> Callable[[], int]:
+        """Return how often the log said that the store is full."""
+        return lambda: sum(each.levelno == logging.ERROR for each in caplog.records)
+
+    def test_logs_once_that_it_is_full(self, store: MemoryStore, logged: Callable[[], int]) -> None:
+        self.put(store, "clicks", *range(12))
+
+        assert logged() == 1
+
+    @pytest.mark.parametrize(("held", "times"), [(7, 1), (6, 2)], ids=["at seven keys", "below seven keys"])
+    def test_logs_it_again_after_it_had_much_room(
+        self, held: int, times: int, store: MemoryStore, logged: Callable[[], int]
+    ) -> None:
+        self.put(store, "clicks", *range(9))
+        for subject in range(held, 8):
+            store.run(Pop(keys_of(f"quota:1:{{user:{subject}}}:c:clicks")), START)
+        assert len(store) == held
+
+        self.put(store, "clicks", *range(10, 20))
+
+        assert logged() == times
+
+    def test_logs_it_again_after_it_forgot_all(self, store: MemoryStore, logged: Callable[[], int]) -> None:
+        for _ in range(2):
+            self.put(store, "clicks", *range(9))
+            store.clear_memory()
+
+        assert logged() == 2
+
+    def test_says_in_the_log_how_full_it_is(self, store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+        self.put(store, "clicks", *range(9))
+
+        assert "counts with 8 of the 10 keys" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(("later", "is_kept"), [(LINGERS - 1, True), (LINGERS, False)], ids=["not yet", "then"])
+def test_an_expired_key_stays_for_as_long_as_a_clock_may_step_back(later: int, is_kept: bool) -> None:
+    store = MemoryStore()
+    store.run(Set(keys_of("quota:1:{a}:c:clicks"), 1, SECOND), START - SECOND)
+
+    store.run(Get(keys_of("quota:1:{b}:c:clicks")), START + later)
+
+    assert len(store) == is_kept
 
 
 def test_expired_keys_are_dropped_however_long_the_others_stay() -> None:
