@@ -109,9 +109,7 @@ class TestAWalkOverServers:
         assert Walk(store).servers == [None]
 
 
-@pytest.mark.parametrize(
-    ("count", "pages"), [(0, []), (1, [1]), (2, [2]), (3, [2, 1]), (4, [2, 2])], ids=str
-)
+@pytest.mark.parametrize(("count", "pages"), [(0, []), (1, [1]), (2, [2]), (3, [2, 1]), (4, [2, 2])], ids=str)
 def test_names_come_in_pages_of_a_size_at_most(count: int, pages: list[int]) -> None:
     names = [str(number) for number in range(count)]
 
