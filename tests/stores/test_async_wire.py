@@ -657,8 +657,15 @@ def test_what_a_server_sends_without_being_asked_is_not_a_reply() -> None:
     assert isinstance(pushed, reading.PUSHED)
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe\r\n", b"HTTP/1.1 400\r\n", b"$x\r\n", b"*x\r\n", b":1x\r\n"])
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfe\r\n", b"HTTP/1.1 400\r\n", b"HTTP", b"$x\r\n", b"*x\r\n", b":1x\r\n", b"*1\r\nx"]
+)
 @pytest.mark.usefixtures("parser")
 def test_bytes_that_are_not_a_reply_are_an_error(data: bytes) -> None:
     with pytest.raises(InvalidResponse):
         read_in_parts(reading.reply_reader, data, 0)
+
+
+def test_a_string_that_is_longer_than_it_says_is_not_a_reply() -> None:
+    with pytest.raises(InvalidResponse):
+        read_in_parts(reading.PlainReader, b"$1\r\nabc", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from django_quota.core.algorithms.fixed_window import WindowCount
 from django_quota.core.algorithms.sliding_window import WindowEntry
@@ -70,7 +70,7 @@ class RowStates(Draft):
 # --- values as JSON ---------------------------------------------------------------------------------------------------
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def dumps(value: object) -> str:
@@ -129,8 +129,4 @@ def loads(text: str) -> Any:
     raise ValueError("it is not a value that we write")
 
 
-def _reject_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a whole number")
-
-
-_decode = json.JSONDecoder(parse_float=_reject_number, parse_constant=_reject_number).decode
+_decode = json.JSONDecoder().decode
