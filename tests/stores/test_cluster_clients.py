@@ -1,18 +1,23 @@
 """The clients that find the servers of a Cluster: none is dropped with its connections open."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from redis.exceptions import RedisClusterException
 
 from django_quota.core.flow import run_sync
+from django_quota.exceptions import ConfigurationError
+from django_quota.stores.breaker import Breaker
 from django_quota.stores.cluster import clients
-from django_quota.stores.cluster.clients import AsyncSide, SyncSide
+from django_quota.stores.cluster.clients import AsyncSide, ClusterSettings, SyncSide
 from django_quota.stores.cluster.store import ClusterStore
+from django_quota.stores.redis.settings import ANSWER_TIMEOUT, PLAIN_TIMEOUT, Address
 
 THREADS = 4
 
@@ -23,7 +28,8 @@ class Client:
     made: list["Client"]
     together: Any = None
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, **options: Any) -> None:
+        self.options = options
         self.is_closed = False
         self.nodes_manager = SimpleNamespace(initialize=self.read, startup_nodes={}, slots_cache={})
         self.made.append(self)
@@ -69,6 +75,190 @@ def test_threads_that_connect_at_once_keep_one_client(
 
     assert returned == {side.client}
     assert [each for each in made if not each.is_closed] == [side.client]
+
+
+def test_a_client_asks_no_server_a_second_time(made: list[Client], settings_of_cluster: Any) -> None:
+    async def connect() -> None:
+        side = AsyncSide(settings_of_cluster)
+        connecting = asyncio.ensure_future(side.connect())
+        await asyncio.sleep(0)
+        connecting.cancel()
+        await side.aclose()
+
+    SyncSide(settings_of_cluster).connect()
+    asyncio.run(connect())
+
+    assert [each.options["retry"]._retries for each in made] == [0, 0]
+
+
+def test_a_side_without_a_client_reads_no_slots(settings_of_cluster: Any) -> None:
+    SyncSide(settings_of_cluster).read_slots()
+    asyncio.run(AsyncSide(settings_of_cluster).read_slots())
+
+
+class Leaving(Client):
+    """It knows one server, as long as it lives."""
+
+    def read(self) -> None: ...
+
+    def get_nodes(self) -> list[Any]:
+        return [SimpleNamespace(host="a", port="1")]
+
+
+class TestServersThatHaveLeft:
+    def test_are_closed_for_threads(self, settings_of_cluster: Any) -> None:
+        side: Any = SyncSide(settings_of_cluster)
+        side.client, stays, leaves = Leaving(), Mock(), Mock()
+        side._pools = {Address("a", 1): stays, Address("b", 2): leaves}
+
+        side.read_slots()
+
+        assert list(side._pools) == [Address("a", 1)]
+        leaves.close.assert_called_once_with()
+        stays.close.assert_not_called()
+
+    def test_are_closed_for_tasks(self, settings_of_cluster: Any) -> None:
+        side: Any = AsyncSide(settings_of_cluster)
+        side.client, stays, leaves = Leaving(), AsyncMock(), AsyncMock()
+        side.client.initialize = AsyncMock()
+        side._pools = {Address("a", 1): stays, Address("b", 2): leaves}
+
+        asyncio.run(side.read_slots())
+
+        assert list(side._pools) == [Address("a", 1)]
+        leaves.aclose.assert_awaited_once_with()
+        stays.aclose.assert_not_awaited()
+
+
+class TestAClosedSide:
+    def test_leaves_no_client_open_that_reads_the_slots(self, settings_of_cluster: Any) -> None:
+        """Reading them opens connections again."""
+        side: Any = SyncSide(settings_of_cluster)
+        side.client = Leaving()
+        side.close()
+        side.client.is_closed = False
+
+        side.read_slots()
+
+        assert side.client.is_closed
+
+    def test_closes_the_connections_to_a_server_that_is_first_used_now(self, settings_of_cluster: Any) -> None:
+        pool = Mock()
+        settings_of_cluster.sync_pool = lambda *_: pool
+        side = SyncSide(settings_of_cluster)
+        side.close()
+
+        assert side.pool(Address("a", 1), Breaker()) is pool
+        pool.close.assert_called_once_with()
+
+    def test_has_closed_the_connections_to_each_server(self, settings_of_cluster: Any) -> None:
+        pool = Mock()
+        settings_of_cluster.sync_pool = lambda *_: pool
+        side = SyncSide(settings_of_cluster)
+        side.pool(Address("a", 1), Breaker())
+        pool.close.assert_not_called()
+
+        side.close()
+
+        pool.close.assert_called_once_with()
+
+    def test_of_tasks_has_closed_its_client(self, made: list[Client], settings_of_cluster: Any) -> None:
+        async def use() -> None:
+            side: Any = AsyncSide(settings_of_cluster)
+            side.client, side._pools = Client(), {Address("a", 1): (wire := AsyncMock())}
+            await side.aclose()
+            wire.aclose.assert_awaited_once_with()
+            assert (side.client, side._pools) == (None, {})
+
+        asyncio.run(use())
+
+        assert [each.is_closed for each in made] == [True]
+
+
+def test_a_client_that_another_has_replaced_stays_replaced(settings_of_cluster: Any) -> None:
+    old: Any = Client()
+    side, tasks = SyncSide(settings_of_cluster), AsyncSide(settings_of_cluster)
+    side.client = tasks.client = "new"
+
+    side.leave(old)
+    asyncio.run(tasks.leave(old))
+
+    assert (side.client, tasks.client, old.is_closed) == ("new", "new", True)
+
+
+def test_one_thread_reads_the_slots_at_a_time() -> None:
+    read: list[int] = []
+
+    def read_again() -> None:
+        read.append(1)
+        alone()  # as another thread would meanwhile
+
+    alone = clients._alone(read_again)
+
+    alone()
+    alone()
+
+    assert len(read) == 2
+
+
+def test_the_slots_can_be_read_after_that_failed() -> None:
+    alone = clients._alone(read := Mock(side_effect=RedisClusterException("no server")))
+
+    for _ in range(2):
+        with pytest.raises(RedisClusterException):
+            alone()
+
+    assert read.call_count == 2
+
+
+class TestTheSettingsOfACluster:
+    @pytest.fixture
+    def made_of(self) -> Callable[..., ClusterSettings]:
+        def made_of(**given: Any) -> ClusterSettings:
+            which: Any = SimpleNamespace(raise_problem=Mock(), cluster=lambda: ([Address("a", 1)], given))
+            return ClusterSettings(which)
+
+        return made_of
+
+    def test_that_are_wrong_raise_their_problem(self) -> None:
+        which: Any = SimpleNamespace(raise_problem=Mock(side_effect=ConfigurationError("x")), cluster=Mock())
+
+        with pytest.raises(ConfigurationError):
+            ClusterSettings(which)
+
+    def test_give_the_clients_short_time_outs(self, made_of: Any) -> None:
+        options = made_of(socket_timeout=3).options
+
+        assert (options["socket_timeout"], options["socket_connect_timeout"]) == (3, ANSWER_TIMEOUT)
+
+    def test_give_the_clients_what_maps_addresses(self, made_of: Any) -> None:
+        assert made_of(address_remap=max).options["address_remap"] is max
+
+    @pytest.mark.parametrize(
+        "option", ["host", "port", "db", "startup_nodes", "parser_class", "connection_class", "queue_class", "retry",
+                   "retry_on_error", "retry_on_timeout", "timeout"],
+    )  # fmt: skip
+    def test_keep_from_the_clients_what_they_have_themselves(self, option: str, made_of: Any) -> None:
+        assert option not in made_of(**{option: 7}).options
+
+    def test_never_let_a_client_raise_for_want_of_connections(self, made_of: Any) -> None:
+        assert made_of(max_connections=3).options["max_connections"] > 1_000_000
+
+    def test_limit_the_connections_to_each_server(self, made_of: Any) -> None:
+        pool = made_of(max_connections=3, timeout=9).sync_pool(Address("a", 1), Breaker())
+
+        assert (pool._permits.qsize(), pool._patience) == (3, 9)
+
+    def test_lead_each_connection_to_its_server(self, made_of: Any) -> None:
+        options = made_of(password="x").sync_pool(Address("b", 2), Breaker())._source.options
+
+        assert (options["host"], options["port"], options["password"], options["protocol"]) == ("b", 2, "x", 2)
+
+    def test_lead_plain_commands_to_their_server(self, made_of: Any) -> None:
+        options = made_of(socket_timeout=9).plain_client("2001:db8::1:7000").connection_pool.connection_kwargs
+
+        assert (options["host"], options["port"]) == ("2001:db8::1", 7000)
+        assert (options["socket_timeout"], options["socket_connect_timeout"]) == (9, PLAIN_TIMEOUT)
 
 
 def test_a_client_that_reaches_no_server_is_closed(settings_of_cluster: Any) -> None:
