@@ -1,9 +1,11 @@
 """When the database store repeats a transaction, who waits for whom, and what becomes of its connections."""
 
 import asyncio
+import gc
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -489,6 +491,19 @@ class TestThePool:
 
         with pool.place(far()), pool.place(far()), pytest.raises(StoreBusy, match="all 2 connections of this process"):
             pool.place(time.monotonic()).__enter__()
+
+    def test_lets_a_forked_process_collect_none_of_its_connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Collecting one would end the session of the parent."""
+        monkeypatch.setattr("django_quota.stores.database.connections._inherited", [])
+        pool, made = self.pool()
+        self.lend(pool)
+        (connection,) = map(weakref.ref, made)
+        made.clear()
+
+        pool.after_fork()
+        gc.collect()
+
+        assert connection() is not None
 
     def test_lets_a_forked_process_use_none_of_its_connections(self) -> None:
         pool, made = self.pool()
