@@ -237,8 +237,7 @@ def _said_by(error: BaseException) -> str:
         text = _no_primary(str(error))
     else:
         text = str(error).rpartition("of pipeline caused error: ")[2]  # without the command, which redis-py repeats
-    text = "".join(each if each.isprintable() else " " for each in without_secrets(text))
-    return reason_of(error, text)
+    return reason_of(error, without_secrets(text))
 
 
 def _no_primary(text: str) -> str:
