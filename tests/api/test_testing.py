@@ -1,5 +1,6 @@
 """`django_quota.testing` in the tests of sites: a clock that you set, and counts that start at zero in each test."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -711,7 +712,7 @@ class TestTheProgramsOfAMachine:
 
         def programs(*, on_path: bool, embedded: bool) -> list[str]:
             spec = SimpleNamespace(origin=str(tmp_path / "__init__.py")) if embedded else None
-            monkeypatch.setattr(servers.importlib.util, "find_spec", lambda _: spec)
+            monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
             monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if on_path else None)
             return [program.name for program in server_programs()]
 

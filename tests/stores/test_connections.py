@@ -79,7 +79,7 @@ class Site:
         self.clock = Clock()
         self.disconnected = 0
         self.connects: Callable[[], object] = bool
-        self.pool = self.pool_with(None)
+        self.pool: Any = self.pool_with(None)
 
     def pool_with(self, sentinels: Any) -> SyncPool:
         kind: Any = lambda **_: self  # noqa: E731 — the connection is this object

@@ -41,7 +41,7 @@ def of_psycopg2(state: str, text: str = "x") -> Exception:
     return error  # type: ignore[no-any-return]
 
 
-def locked(place: str | None) -> Exception:
+def locked(place: str | None) -> Any:
     """Return the error of a lock that was not granted in time; `place`: in the statement, of a table."""
     diag = SimpleNamespace(statement_position=place)
     made = type("LockNotAvailable", (theirs.LockNotAvailable,), {"__module__": "psycopg.errors", "diag": diag})

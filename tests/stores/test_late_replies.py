@@ -408,7 +408,7 @@ class TestANewConnection:
         self, stops: str, kind: type[Connection], asked: int, ticks: int, opening: Any
     ) -> None:
         async def wait(wire: AsyncWire, timers: Timers, connecting: asyncio.Task[Any]) -> None:
-            wire._opening = connecting  # type: ignore[assignment]  # so that the wire looks for what is late
+            wire._opening = connecting  # so that the wire looks for what is late
             timers.pass_ticks(ticks - 1)
             await settled()
             assert not connecting.done()
@@ -435,7 +435,7 @@ class TestANewConnection:
 
     def test_that_is_late_is_closed(self, opening: Any) -> None:
         async def wait(wire: AsyncWire, timers: Timers, connecting: asyncio.Task[Any]) -> None:
-            wire._opening = connecting  # type: ignore[assignment]
+            wire._opening = connecting
             timers.pass_ticks(4)
             assert type(await error_of(connecting)) is RedisTimeoutError
             assert [each.disconnected for each in Connection.made] == [1]

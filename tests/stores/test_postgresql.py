@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import psycopg
 import pytest
+from django.db import connections
 from psycopg import errors, pq
 
 from django_quota.exceptions import ConfigurationError
@@ -146,7 +147,11 @@ class TestAPipeline:
         monkeypatch.setattr(postgresql, "ANSWER_WAIT", 2.0)
         waited: list[float] = []
 
-        run(Server(rows(), None, SYNCED, busy=2), "a", arrived=lambda seconds: waited.append(seconds) or True)
+        def wait(seconds: float) -> bool:
+            waited.append(seconds)
+            return True
+
+        run(Server(rows(), None, SYNCED, busy=2), "a", arrived=wait)
 
         assert waited == [1.5, 0.0]
 
@@ -154,9 +159,12 @@ class TestAPipeline:
         first, second = SimpleNamespace(**vars(FAILED)), SimpleNamespace(**vars(FAILED))
         server = Server(rows(), None, first, None, ABORTED, None, second, None, SYNCED)
         made: list[Any] = []
-        monkeypatch.setattr(
-            errors, "error_from_result", lambda result, encoding: made.append(result) or errors.DiskFull("x")
-        )
+
+        def error_of(result: Any, encoding: str) -> Exception:
+            made.append(result)
+            return errors.DiskFull("x")
+
+        monkeypatch.setattr(errors, "error_from_result", error_of)
 
         with pytest.raises(errors.DiskFull):
             run(server, "a", "b", "c", "d")
@@ -266,7 +274,7 @@ def wrapper(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Mock(settings_dict={"AUTOCOMMIT": False, "OPTIONS": {"pool": True}})
     made.connection.fileno.return_value = 0
     made.copy.return_value = made
-    monkeypatch.setattr(postgresql.connections, "create_connection", lambda alias: made)
+    monkeypatch.setattr(connections, "create_connection", lambda alias: made)
     monkeypatch.setattr(postgresql, "_arrivals_of", lambda _: lambda __: False)
     return made
 

@@ -370,7 +370,7 @@ class TestTheKeysOfTheSystem:
     def test_have_no_name_at_a_server_without_slots(self, of_two: ClusterStore) -> None:
         assert of_two.node_key("quota:1:{!}:metrics", "c:3") == ""
 
-    def test_are_told_apart_by_their_server(self, of_two: ClusterStore) -> None:
+    def test_are_grouped_by_their_server(self, of_two: ClusterStore) -> None:
         keys = [f"quota:1:{{user:{number}}}:c:x" for number in range(9)]
 
         found = of_two.by_server(keys)

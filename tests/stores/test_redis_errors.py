@@ -191,7 +191,7 @@ def chained(*errors: Exception, by: str = "__cause__") -> Exception:
     ],
     ids=["itself", "its cause", "its context", "a cause of its cause", "refused", "refused below", "another"],
 )
-def test_a_process_without_files_is_told_from_a_server_that_is_gone(error: Exception, is_ours: bool) -> None:
+def test_a_process_without_files_is_not_a_server_that_is_gone(error: Exception, is_ours: bool) -> None:
     assert of_this_process(error) is is_ours
 
 

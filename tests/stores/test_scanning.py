@@ -71,6 +71,7 @@ class TestAWalkOverServers:
         assert str(error) == str(
             StoreUnavailable("a part of the Cluster did not answer, and the rest was done: silent")
         )
+        assert error is not None
         assert error.__cause__ is SILENT
 
     @pytest.mark.parametrize(

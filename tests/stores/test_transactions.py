@@ -173,11 +173,11 @@ class TestATransaction:
             idle.write()
         assert idle.begun() == 1
 
-    def test_does_not_begin_again_after_its_time(self, idle: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_does_not_begin_again_after_its_time(self, idle: Database) -> None:
         idle.fails += [LOST]
 
         with pytest.raises(psycopg.OperationalError):
-            idle.store._attempts(lambda connection: (connection.begin((), Statement("")), None), time.monotonic())  # type: ignore[arg-type]
+            idle.store._attempts(lambda connection: (connection.begin((), Statement("")), None), time.monotonic())
         assert idle.begun() == 1
 
     @pytest.mark.parametrize("error", [theirs.DiskFull("x"), theirs.LockNotAvailable("x")], ids=type)
@@ -281,7 +281,12 @@ class TestTheBreakers:
 class TestAsyncCalls:
     def test_are_made_in_another_thread(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         threads: list[threading.Thread] = []
-        monkeypatch.setattr(Connection, "read", lambda *_: threads.append(threading.current_thread()) or [["", 1, ""]])
+
+        def read(*_: object) -> list[Any]:
+            threads.append(threading.current_thread())
+            return [["", 1, ""]]
+
+        monkeypatch.setattr(Connection, "read", read)
 
         asyncio.run(database.store.arun(Get(KEYS)))
 
@@ -405,7 +410,7 @@ class TestThePool:
             made.append(Connection([]))
             return made[-1]
 
-        return Pool(2, lambda: "here", make, **options), made
+        return Pool(2, options.pop("target", lambda: "here"), make, **options), made
 
     def lend(self, pool: Pool, error: BaseException | None = None) -> None:
         with pool.lent():
@@ -456,12 +461,11 @@ class TestThePool:
 
         pool.close()
 
-        made[0].close.assert_called_once_with()  # type: ignore[attr-defined]
+        made[0].close.assert_called_once_with()
 
     def test_closes_a_connection_that_leads_elsewhere(self) -> None:
         target = ["here"]
-        made: list[Connection] = []
-        pool = Pool(2, lambda: target[0], lambda: made.append(Connection([])) or made[-1])  # type: ignore[func-returns-value, arg-type, return-value]
+        pool, made = self.pool(target=lambda: target[0])
         self.lend(pool)
         target[0] = "there"
 
