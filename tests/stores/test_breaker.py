@@ -73,6 +73,29 @@ def test_a_probe_that_is_cancelled_lets_another_one_ask_at_once(opened: Breaker,
     assert opened.acquire() is True
 
 
+@pytest.mark.parametrize("does", ["acquire", "failed", "succeeded", "release"])
+def test_what_a_breaker_knows_changes_under_its_lock(does: str, clock: Clock) -> None:
+    """Else a failure that is being counted would hide an answer that comes meanwhile."""
+    changed: list[str] = []
+
+    class Watched(Breaker):
+        def __setattr__(self, name: str, value: object) -> None:
+            if name in ("_failed", "_probe_from") and does in used:
+                assert self._lock.locked()
+                changed.append(name)
+            super().__setattr__(name, value)
+
+    used: list[str] = []
+    breaker = Watched(clock=clock)
+    fail(breaker)
+    clock.now += 1
+    used.append(does)
+
+    getattr(breaker, does)()
+
+    assert changed
+
+
 class Life(RuleBasedStateMachine):
     """A breaker against a plain model of it."""
 

@@ -186,6 +186,37 @@ def test_a_client_that_another_has_replaced_stays_replaced(settings_of_cluster: 
     assert (side.client, tasks.client, old.is_closed) == ("new", "new", True)
 
 
+class WatchedSide(SyncSide):
+    """Notes each change of its client, which has to be made under its lock."""
+
+    changed: list[object]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "client" and hasattr(self, "changed"):
+            assert self._lock.locked()
+            self.changed.append(value)
+        super().__setattr__(name, value)
+
+
+class TestTheClientOfAllThreads:
+    def test_is_made_known_under_a_lock(self, settings_of_cluster: Any) -> None:
+        side = WatchedSide(settings_of_cluster)
+        side.changed = []
+
+        client = side.connect()
+
+        assert side.changed == [client]
+
+    def test_is_left_under_a_lock(self, settings_of_cluster: Any) -> None:
+        side = WatchedSide(settings_of_cluster)
+        client = side.connect()
+        side.changed = []
+
+        side.leave(client)
+
+        assert side.changed == [None]
+
+
 def test_one_thread_reads_the_slots_at_a_time() -> None:
     read: list[int] = []
 

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -328,6 +329,31 @@ class TestTurns:
 
         with turns.held("a", far()):
             assert turns.are_taken(names) is are_taken
+
+    def test_change_hands_under_a_lock(self) -> None:
+        turns = Turns(1, "busy")
+
+        class Watched(deque[Any]):
+            def __bool__(self) -> bool:
+                assert turns._guard.locked()
+                return len(self) > 0
+
+            def __contains__(self, turn: object) -> bool:
+                assert turns._guard.locked()
+                return super().__contains__(turn)
+
+            def append(self, turn: Any) -> None:
+                assert turns._guard.locked()
+                super().append(turn)
+
+        turns.enter("a", far())
+        turns._lines["a"].waiting = Watched()
+
+        with pytest.raises(StoreBusy):
+            turns.enter("a", time.monotonic())
+        turns.leave("a")
+
+        assert not turns.are_taken("a")
 
     def test_are_taken_until_the_last_has_left(self) -> None:
         turns = Turns(2, "busy")
