@@ -1,12 +1,12 @@
 """The clients that find the servers of a Cluster: none is dropped with its connections open."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 from redis.exceptions import RedisClusterException
@@ -18,6 +18,8 @@ from django_quota.stores.cluster import clients
 from django_quota.stores.cluster.clients import AsyncSide, ClusterSettings, SyncSide
 from django_quota.stores.cluster.store import ClusterStore
 from django_quota.stores.redis.settings import ANSWER_TIMEOUT, PLAIN_TIMEOUT, Address
+
+OF_THREADS, OF_TASKS = clients._SyncCluster, clients._AsyncCluster
 
 THREADS = 4
 
@@ -240,6 +242,86 @@ def test_the_slots_can_be_read_after_that_failed() -> None:
             alone()
 
     assert read.call_count == 2
+
+
+class TestTheClientOfTasks:
+    @pytest.fixture
+    def client(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        """A client that reads no slots: `reads` notes each reading, which ends as `ends` says."""
+        made: Any = object.__new__(OF_TASKS)
+        made._initialize, made.nodes_manager = True, AsyncMock(slots_cache={})
+        made.reads, made.ends = [], lambda: None
+
+        async def read(self: Any, **options: Any) -> None:
+            self.reads.append(options)
+            await asyncio.sleep(0)
+            self.ends()
+
+        monkeypatch.setattr("redis.asyncio.RedisCluster.initialize", read)
+        yield made
+        made._initialize = True  # else redis-py warns that it was not closed
+
+    def initialized(self, client: Any, tasks: int = 3) -> list[Any]:
+        async def initialize() -> list[Any]:
+            return await asyncio.gather(*(client.initialize() for _ in range(tasks)), return_exceptions=True)
+
+        return asyncio.run(initialize())
+
+    def test_reads_the_slots_once_for_all_tasks(self, client: Any) -> None:
+        assert self.initialized(client) == [client] * 3
+        assert len(client.reads) == 1
+
+    def test_raises_the_error_of_a_reading_in_all_tasks(self, client: Any) -> None:
+        client.ends = Mock(side_effect=RedisClusterException("no server"))
+
+        assert [type(each) for each in self.initialized(client)] == [RedisClusterException] * 3
+        assert len(client.reads) == 1
+
+    def test_reads_the_slots_again_after_that_failed(self, client: Any) -> None:
+        client.ends = Mock(side_effect=[RedisClusterException("no server"), None])
+
+        self.initialized(client)
+
+        assert self.initialized(client) == [client] * 3
+
+    def test_reads_no_slots_if_that_is_not_due(self, client: Any) -> None:
+        client._initialize = False
+
+        assert self.initialized(client) == [client] * 3
+        assert client.reads == []
+
+    def test_lets_tasks_go_on_that_know_the_slots_while_they_are_read_again(self, client: Any) -> None:
+        client.nodes_manager.slots_cache = {1: ["a"]}
+
+        async def initialize() -> None:
+            first = asyncio.ensure_future(client.initialize())
+            await asyncio.sleep(0)
+            await client.initialize()
+            assert not first.done()
+            await first
+
+        asyncio.run(initialize())
+
+    def test_is_read_to_its_end_though_a_task_is_cancelled(self, client: Any) -> None:
+        async def initialize() -> None:
+            first, second = (asyncio.ensure_future(client.initialize()) for _ in range(2))
+            await asyncio.sleep(0)
+            first.cancel()
+            assert await second is client
+
+        asyncio.run(initialize())
+
+    def test_closes_all_connections(self, client: Any) -> None:
+        client._initialize = False
+
+        asyncio.run(client.aclose())
+
+        assert client.nodes_manager.aclose.await_args_list == [call(), call("startup_nodes")]
+        assert client._initialize
+
+
+def test_a_client_asks_no_server_for_its_commands() -> None:
+    assert OF_THREADS.command(Mock()) == {}
 
 
 class TestTheSettingsOfACluster:

@@ -15,10 +15,15 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_quota import Decision, acheck, aonce, check, check_all, once
+from django_quota.core.errors import StoreDataError
 from django_quota.exceptions import StoreUnavailable
+from django_quota.features.counters.operations import Get, Set
+from django_quota.features.usage.days import ReadDays
 from django_quota.stores.redis import connections
 from django_quota.testing import RedisServer, freeze, running_redis
+from tests.support.calls import called
 from tests.support.commands import wait_until
+from tests.support.counts import keys_of
 from tests.support.ports import free_port
 from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START
@@ -219,3 +224,69 @@ def test_the_store_opens_only_max_connections(redis_server: RedisServer, raw: re
         return len(raw.client_list()) - before
 
     assert asyncio.run(race()) <= 6
+
+
+def count(subject: str) -> Any:
+    return Set(keys_of(f"quota:1:{{{subject}}}:c:x"), 5, 60 * SECOND)
+
+
+class TestOperationsInOneRoundTrip:
+    def test_have_a_reply_each(self) -> None:
+        redis_store().run(count("a"))
+
+        found = redis_store().try_all([Get(keys_of(f"quota:1:{{{subject}}}:c:x")) for subject in "ab"], None)
+
+        assert [int(reply[1]) for reply in found] == [5, 0]
+
+    def test_have_an_error_in_place_of_a_reply(self, raw: redis.Redis) -> None:
+        raw.rpush("quota:1:{a}:c:x", "alien")
+
+        found = redis_store().try_all([ReadDays([f"quota:1:{{{subject}}}:c:x"]) for subject in "ab"], None)
+
+        assert [type(each) is StoreDataError for each in found] == [True, False]
+
+    def test_raise_an_error_where_all_must_be_well(self, raw: redis.Redis) -> None:
+        raw.rpush("quota:1:{a}:c:x", "alien")
+
+        with pytest.raises(StoreDataError):
+            redis_store().run_all([ReadDays(["quota:1:{a}:c:x"])], None)
+
+    def test_ask_nobody_if_there_are_none(self, raw: redis.Redis) -> None:
+        raw.config_resetstat()
+
+        assert redis_store().try_all([], None) == []
+        assert raw.info("stats")["total_commands_processed"] <= 1  # this INFO
+
+    def test_run_at_the_time_that_is_passed_in(self, raw: redis.Redis) -> None:
+        redis_store().try_all([count("a")], START)
+
+        assert int(redis_store().run(Get(keys_of("quota:1:{a}:c:x")), START)[1]) == 5
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_an_error_of_the_store_shows_no_frames_of_redis_py(is_async: bool, raw: redis.Redis) -> None:
+    """They hold the password."""
+    raw.rpush("quota:1:{a}:c:x", "alien")
+    store, operation = redis_store(), ReadDays(["quota:1:{a}:c:x"])
+
+    with pytest.raises(StoreDataError) as caught:
+        called(is_async, store.run, store.arun, operation)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
+def test_one_server_has_all_keys() -> None:
+    store = redis_store()
+
+    assert (store.servers(), store.server_of("a"), store.node_key("a", None)) == ([None], None, "a")
+    assert store.by_server(["a", "b"]) == {None: ["a", "b"]}
+
+
+def test_a_forked_process_has_connections_of_its_own() -> None:
+    hit()
+    client = redis_store().server
+    before = client.pool
+
+    client.after_fork()
+
+    assert client.pool is not before
+    assert hit().remaining == 48
