@@ -434,6 +434,23 @@ class TestAWire:
 
         asyncio.run(test())
 
+    @pytest.mark.parametrize(
+        ("address", "is_closing", "is_fit"),
+        [(None, False, True), (("h", 1), False, True), (("another", 1), False, False), (None, True, False)],
+        ids=["no sentinels", "the primary", "a former primary", "a connection that closes"],
+    )
+    def test_uses_only_a_line_that_leads_to_the_primary(self, address: Any, is_closing: bool, is_fit: bool) -> None:
+        async def test() -> None:
+            manager = SimpleNamespace(sentinels=[])
+            pool = SimpleNamespace(sentinel_manager=manager, is_master=True, master_address=address)
+            line = Mock(connection=SimpleNamespace(host="h", port=1))
+            line.transport.is_closing.return_value = is_closing
+            wire = Wire(sentinels=address and pool).wire
+            assert wire._is_fit(line, has_read=True) is is_fit
+            assert line.lost.call_args_list == ([] if is_fit else [call(None)])
+
+        asyncio.run(test())
+
     def test_is_closed_with_all_that_belongs_to_it(self) -> None:
         async def test() -> None:
             clients = [AsyncMock(), AsyncMock()]

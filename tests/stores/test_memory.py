@@ -146,6 +146,27 @@ class TestAStoreOfTenKeys:
 
         assert self.put(store, "clicks", 8, 9, 10, now=after) == [True] * 3
 
+    def test_counts_the_days_of_subjects_for_their_rule(self, store: MemoryStore) -> None:
+        def has_room(subject: int) -> bool:
+            asked = hits_of(Rule.make("rule", "50/m", daily=True), subject=f"user:{subject}")
+            try:
+                return bool(decided(store, asked, "check", START))
+            except StoreFull:
+                return False
+
+        found = [has_room(subject) for subject in range(6)]
+
+        assert len(store) == 8
+        assert found == [True] * 4 + [False] * 2
+
+    def test_forgets_a_counter_of_which_it_has_no_key(self, store: MemoryStore) -> None:
+        """Else names that come once would fill the memory."""
+        for number in range(20):
+            self.put(store, f"clicks-{number}", 1)
+            store.run(Pop(keys_of(f"quota:1:{{user:1}}:c:clicks-{number}")), START)
+
+        assert len(store._held) == 0
+
     def test_has_room_for_everybody_after_it_forgot_all(self, store: MemoryStore) -> None:
         self.put(store, "clicks", *range(9))
         store.clear_memory()

@@ -303,6 +303,11 @@ class TestAsyncCalls:
         assert caught.value.is_of_database
         database.store.close()
 
+    def test_run_at_the_time_of_the_database(self, on_sqlite: DatabaseStore) -> None:
+        asyncio.run(on_sqlite.arun(Set(KEYS, 5, LATER)))
+
+        assert on_sqlite.run(Get(KEYS)) == [1, "5", 0]
+
     def test_work_after_the_store_was_closed(self, database: Database) -> None:
         asyncio.run(database.store.arun(Get(KEYS)))
         database.store.close()

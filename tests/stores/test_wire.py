@@ -402,3 +402,78 @@ def test_a_wire_that_comes_back_at_the_moment_when_its_pool_closes_is_closed(
     pool._keep(wire)
 
     assert (len(pool._idle), wire.is_ready()) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "milliseconds"), [(0.25, 250), (0.0001, 1), (0.2501, 251), (10.0**7, reading.MAX_POLL)], ids=str
+)
+def test_a_time_out_is_waited_for_in_whole_milliseconds(seconds: float, milliseconds: int) -> None:
+    ours, other = socket.socketpair()
+    with ours, other:
+        ours.settimeout(seconds)
+
+        assert Wire(Opened(ours))._timeout == milliseconds
+
+
+def test_a_command_that_does_not_fit_into_the_buffers_is_sent_whole(ends: Any) -> None:
+    wire, server = ends
+    sent, received = b"x" * 5_000_000, bytearray()
+    wire._timeout = PATIENCE * 1_000
+
+    def read() -> None:
+        while len(received) < len(sent):
+            received.extend(server.recv(1_000_000))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    wire.send(sent)
+    thread.join()
+
+    assert received == sent
+    assert wire._socket.gettimeout() == 0  # it blocks no read
+
+
+class TestWithoutPoll:
+    """As on Windows, and where eventlet has taken it away."""
+
+    @pytest.fixture
+    def both_ends(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wire, socket.socket]]:
+        monkeypatch.delattr(select, "poll")
+        ours, server = socket.socketpair()
+        ours.settimeout(PATIENCE)
+        with ours, server:
+            yield Wire(Opened(ours)), server
+
+    def test_a_socket_keeps_its_own_time_out(self, both_ends: Any) -> None:
+        assert (both_ends[0]._timeout, both_ends[0]._socket.gettimeout()) == (None, PATIENCE)
+
+    def test_a_reply_is_read(self, both_ends: Any) -> None:
+        wire, server = both_ends
+        server.sendall(b"+OK\r\n")
+
+        assert wire.read() == b"OK"
+
+    def test_a_wire_is_not_ready_if_something_has_arrived(self, both_ends: Any) -> None:
+        wire, server = both_ends
+        assert wire.is_ready()
+
+        server.sendall(b"+OK\r\n")
+
+        assert not wire.is_ready()
+
+
+def test_a_wire_is_not_ready_if_tls_has_decrypted_more_than_was_read() -> None:
+    sock: Any = Mock()
+    sock.pending.return_value = 1
+
+    assert not Wire(Opened(sock)).is_ready()
+
+
+def test_a_socket_that_times_out_with_nothing_there_is_late() -> None:
+    ours, server = socket.socketpair()
+    late = LateSocket(fileno=ours.detach())
+    late.settimeout(0.01)
+    with late, server:
+        late.waited = 1  # its next wait is that of the system
+        with pytest.raises(RedisTimeoutError, match="reading"):
+            Wire(Opened(late)).read()
