@@ -20,7 +20,7 @@ from django_quota.exceptions import ConfigurationError
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis import async_wire
 from django_quota.stores.redis.async_wire import AsyncWire, ByLoop, Line, Loading, cancellable
-from django_quota.stores.redis.connections import Source
+from django_quota.stores.redis.connections import ASK, CHECK_AFTER_IDLE, Source
 from tests.support.outages import fail
 from tests.support.steps import Clock
 
@@ -448,6 +448,38 @@ class TestAWire:
             wire = Wire(sentinels=address and pool).wire
             assert wire._is_fit(line, has_read=True) is is_fit
             assert line.lost.call_args_list == ([] if is_fit else [call(None)])
+
+        asyncio.run(test())
+
+    @pytest.mark.parametrize(
+        ("idled", "is_known", "is_fit"),
+        [(CHECK_AFTER_IDLE - 0.25, False, True), (CHECK_AFTER_IDLE, False, False), (CHECK_AFTER_IDLE, True, True)],
+        ids=["shortly", "for long", "for long, but it has just answered"],
+    )
+    def test_asks_a_line_that_idled_whether_it_serves(self, idled: float, is_known: bool, is_fit: bool) -> None:
+        async def test() -> None:
+            wire = Wire().wire
+            wire._waiting.append("a call")
+            wire._loop = SimpleNamespace(time=lambda: 100.0 + idled, call_at=Mock())
+            line = Mock(is_known=is_known, is_asked=False, used=100.0, under_way=[])
+            line.transport.is_closing.return_value = False
+            assert wire._is_fit(line, has_read=True) is is_fit
+            assert (line.is_asked, line.under_way) == (not is_fit, [] if is_fit else [None])
+            assert [each.args[0] for each in line.send.call_args_list] == ([] if is_fit else [[ASK]])
+
+        asyncio.run(test())
+
+    @pytest.mark.parametrize(("has_read", "is_fit"), [(False, False), (True, True)], ids=["not yet", "by now"])
+    def test_lets_the_loop_read_what_has_arrived_before_it_writes(self, has_read: bool, is_fit: bool) -> None:
+        async def test() -> None:
+            wire = Wire().wire
+            wire._waiting.append("a call")
+            wire._loop = SimpleNamespace(time=lambda: 100.0, call_soon=Mock())
+            line = Mock(is_known=False, used=100.0)
+            line.transport.is_closing.return_value = False
+            line.has_arrived.return_value = True
+            assert wire._is_fit(line, has_read=has_read) is is_fit
+            assert (wire._loop.call_soon.call_count, wire._is_due) == (not is_fit, not is_fit)
 
         asyncio.run(test())
 
