@@ -244,7 +244,7 @@ class SyncPool:
         except Empty:
             raise StoreBusy(f"all connections of this process were in use for {seconds:g} s") from None
 
-    def _ask(self, wire: Wire, command: bytes, *, is_asking: bool = False) -> Any:
+    def _ask(self, wire: Wire, command: bytes, *, is_asking: bool) -> Any:
         """Return the reply over a wire. It is closed if a reply may still come, which the next must not read."""
         try:
             if is_asking:
