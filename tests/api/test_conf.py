@@ -108,6 +108,46 @@ def test_the_error_of_a_wrong_setting_says_how_to_correct_it(
     assert f'QUOTA["{name}"]' in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("EVENTS", 0, 10_000_000), ("EVENT_DAYS", 1, 400), ("IPV4_PREFIX", 1, 32), ("IPV6_PREFIX", 1, 128),
+        ("MEMORY_KEYS", 1_000, 100_000_000), ("TRUSTED_PROXY_COUNT", 0, 32),
+    ],
+)  # fmt: skip
+class TestTheBoundsOfANumber:
+    def test_both_are_right(self, name: str, least: int, most: int, settings: Any) -> None:
+        for bound in (least, most):
+            settings.QUOTA = {name: bound}
+            assert getattr(current(), name.lower()) == bound
+
+    def test_a_number_outside_of_them_is_an_error(self, name: str, least: int, most: int, settings: Any) -> None:
+        for wrong in (least - 1, most + 1):
+            settings.QUOTA = {name: wrong}
+            with pytest.raises(ConfigurationError, match=f"from {least} to {most}"):
+                getattr(current(), name.lower())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("METRICS_TOKEN", "aB3!" * 4, id="16 characters of a token"),
+        pytest.param("TRUSTED_PROXIES", {"10.0.0.0/8"}, id="a set of proxies"),
+        pytest.param("TRUSTED_PROXIES", frozenset({"10.0.0.0/8"}), id="a frozenset of proxies"),
+        pytest.param("EXEMPT", ("10.0.0.0/8",), id="a tuple of networks"),
+        pytest.param("EXEMPT", {"10.0.0.0/8"}, id="a set of networks"),
+        pytest.param("CREDITS_STATUS", 402, id="payment required"),
+        pytest.param("CLIENT_IP_HEADER", "", id="no header"),
+    ],
+)
+def test_a_setting_takes_what_its_page_says(name: str, value: Any, settings: Any) -> None:
+    settings.QUOTA = {name: value}
+
+    found = getattr(current(), name.lower())
+
+    assert found == (tuple(map(ip_network, value)) if name in ("TRUSTED_PROXIES", "EXEMPT") else value)
+
+
 def test_two_settings_that_name_a_redis_are_an_error(settings: Any) -> None:
     settings.QUOTA = {"CACHE": "default", "REDIS": "redis://127.0.0.1:6379/0"}
 

@@ -14,7 +14,7 @@ from django.test import RequestFactory
 from django.urls import re_path
 
 from django_quota import Decision, Rule, acheck, check, quota, slot
-from django_quota.adapters import refusal_response
+from django_quota.adapters import refusal_details, refusal_response
 from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 from django_quota.http import responses
 from django_quota.middleware import QuotaMiddleware
@@ -169,6 +169,39 @@ def test_a_refusal_says_the_same_in_every_form(kind: str, settings: Any) -> None
 
 def answer(decision: Decision, accept: str) -> Any:
     return refusal_response(RequestFactory().get("/", headers={"Accept": accept}), decision)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "1 second"), (1.5, "2 seconds"), (119, "119 seconds"), (119.5, "2 minutes"), (121, "3 minutes"),
+        (7_199, "120 minutes"), (7_200, "2 hours"), (7_201, "3 hours"), (172_799, "48 hours"), (172_800, "2 days"),
+        (172_801, "3 days"),
+    ],
+)  # fmt: skip
+def test_a_wait_is_rounded_up_in_one_unit(seconds: float, words: str) -> None:
+    outcome = limited("1/m", 2).outcomes[0]._replace(retry_after=seconds, cost=1)
+
+    assert (
+        refusal_details(Decision.of((outcome,))).message == f"The limit is 1 per minute. Please try again in {words}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [
+        ("3/s", "3 per second"), ("3/m", "3 per minute"), ("3/h", "3 per hour"), ("3/d", "3 per day"),
+        ("3/week", "3 per week"), ("3/month", "3 per month"), ("3/year", "3 per year"), ("3/5s", "3 per 5 seconds"),
+        ("3/5m", "3 per 5 minutes"), ("3/5h", "3 per 5 hours"), ("3/5d", "3 per 5 days"), ("3/2week", "3 per 2 weeks"),
+        ("3/2month", "3 per 2 months"), ("3000/m", "3,000 per minute"),
+    ],
+)  # fmt: skip
+def test_a_rate_is_said_in_words(rate: str, words: str) -> None:
+    options = {"algorithm": "calendar"} if rate.endswith(("month", "year")) else {}
+
+    decision = limited(rate, 9_000, **options)
+
+    assert refusal_details(decision).message.startswith(f"The limit is {words}. This request counts as 9,000")
 
 
 # --- the log: once a second for each rule, short, and one line whatever the client sent -------------------------------

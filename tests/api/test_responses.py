@@ -595,6 +595,25 @@ def test_it_names_a_moment_where_one_helps(found: Any, words: str, has_moment: b
     assert "why" not in found or ("14:23:21 UTC" in page.text and page.all("meter") == [])
 
 
+@pytest.mark.parametrize(
+    ("wait", "has_bar", "has_moment"),
+    [
+        pytest.param(1, False, True, id="a second"),
+        pytest.param(2, True, True, id="two seconds"),
+        pytest.param(3_600, True, True, id="an hour"),
+        pytest.param(3_601, False, True, id="more than an hour"),
+        pytest.param(10 * 366 * 86_400, False, True, id="ten years"),
+        pytest.param(10 * 366 * 86_400 + 1, False, False, id="more than ten years"),
+    ],
+)
+def test_what_the_page_shows_of_a_wait_depends_on_its_length(wait: int, has_bar: bool, has_moment: bool) -> None:
+    with freeze(NOW):
+        outcome = check("5/m", "global", cost=6).outcomes[0]._replace(retry_after=float(wait))
+        page = Page(refusal_response(page_request(), Decision.of((outcome,))))
+
+    assert (bool(page.all("animate")), bool(page.all("time"))) == (has_bar, has_moment)
+
+
 class TestThePageWhileTheStoreIsAway:
     @pytest.fixture
     def page(self) -> Page:
