@@ -72,6 +72,15 @@ def test_a_tier_function_without_a_tier_for_all_others_is_a_warning(tiers: Any, 
     assert [f"has no tier {missing}: " in each for each in found] == ([True] if missing else [])
 
 
+def test_a_tier_function_of_a_slot_needs_a_tier_for_all_others_too() -> None:
+    shares = {"share": {"free": 0.5, "pro": 1.0}, "tier": "builtins.str"}
+    (found,) = findings({"RULES": {"exports": {"at_once": 4, "match": "/", **shares}}})
+
+    assert found.id == "django_quota.W049"
+    assert found.msg.startswith("Slot 'exports' has no tier 'anonymous' and 'authenticated': ")
+    assert "if builtins.str returns None or a name that is none of 'free', 'pro'." in found.msg
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [
@@ -290,6 +299,17 @@ def test_w005_a_limit_before_such_a_framework_needs_a_middleware(settings: Any) 
     (found,) = found_on(settings, {}, path("", before.as_view()))
 
     assert found.startswith("W005")
+
+
+def test_w017_a_rule_is_reported_once_though_several_views_read_tokens_later(settings: Any) -> None:
+    views = [type(name, (View,), {"authentication_classes": [type("Token", (), {})]}) for name in ("One", "Other")]
+    urls: Any = [path(f"{view.__name__}/", view.as_view()) for view in views]
+
+    (found,) = found_on(settings, {**BY_USER, "ip": BY_IP}, *urls)
+
+    assert found.startswith(
+        "W017 Rule 'site' needs the user, and is decided before tests.api.test_checks.One asks Token"
+    )
 
 
 def test_e012_a_decorator_without_a_rate(settings: Any) -> None:

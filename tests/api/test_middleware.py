@@ -15,7 +15,7 @@ from django.test import AsyncClient, Client, RequestFactory, override_settings
 from django.utils.functional import SimpleLazyObject
 
 from django_quota import Decision, acheck, check, concurrency, quota
-from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.middleware import QuotaMiddleware
 from tests.support.calls import both, fetch, get, run
 
@@ -201,6 +201,18 @@ class TestRedisIsGone:
         # Django logs no request: it mails each of these errors to ADMINS.
         logged = [record for record in caplog.records if record.name in ("django_quota.store", "django.request")]
         assert [record.levelname for record in logged] == ["ERROR"]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_503_of_a_view_has_the_limits_that_were_decided_before_it() -> None:
+    request = get()
+    middleware = QuotaMiddleware(lambda r: HttpResponse())
+    run(quota("9/m", name="search")(made("sync")), request)
+
+    response = middleware.process_exception(request, StoreUnavailable("it is gone"))
+
+    assert response is not None
+    assert (response.status_code, response.headers["RateLimit-Policy"]) == (503, '"search";q=9;w=60')
 
 
 # --- a refusal inside a view and the view's transaction, and what a site answers under ASGI ---------------------------

@@ -144,6 +144,25 @@ def test_the_day_is_written_unless_it_is_today(settings: Any, now: int, left: st
 
 
 @pytest.mark.parametrize(
+    ("tz", "until", "words"),
+    [
+        pytest.param("America/New_York", "2025-12-01T00:00:00-05:00", "1 December", id="its own zone"),
+        pytest.param(None, "2025-12-01T00:00:00+00:00", "1 December", id="UTC without one"),
+    ],
+)
+def test_the_end_of_a_period_is_in_the_time_zone_of_its_rule(
+    tz: str | None, until: str, words: str, settings: Any
+) -> None:
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "Asia/Tokyo"
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"plan": {**RULES["plan"], "key": "user", "tz": tz}}}
+    with freeze(START):
+        check("plan", "user:7")
+
+        (plan,) = json.loads(limits_view(request_of_ann()).content)["limits"]
+        assert (plan["until"], shown()) == (until, {"plan": f"9,999 of 10,000 left until {words}"})
+
+
+@pytest.mark.parametrize(
     "rule_and_another", [{"block": False}, {"shadow": False}], indirect=True, ids=["lets pass", "blocks"]
 )
 def test_each_limit_is_shown_once_though_an_override_blocks_one(rule_and_another: None) -> None:
