@@ -320,8 +320,7 @@ def refuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
 
 
 async def arefuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """Return the response without blocking the event loop; see `refuse_in_view`."""
-    _roll_back()
+    """Return the response without blocking the event loop. Django has no transaction around an async view."""
     return await aanswer_refusal(request, _refused(request, decision))
 
 

@@ -270,6 +270,7 @@ TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
         ([THEIRS], BY_USER, "W003"), ([OURS], site(), ""), ([OURS], site(key=("ip", "user")), "W005"),
         ([OURS], site(rate=TIERS), "W005"), ([OURS], site(exempt="staff"), "W005"), ([], site("1/m"), ""),
         ([OURS, "tests.auth"], BY_USER, ""),  # it may set the user
+        (["nowhere.Middleware", OURS], site(), ""),  # Django says at start that there is no such class
         ([OURS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but no middleware sets it"),
         ([OURS, SESSIONS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but a session in a sig"),
     ],

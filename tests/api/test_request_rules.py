@@ -205,6 +205,25 @@ class TestAViewThatDecidesNothing:
 
 
 @pytest.mark.parametrize(
+    ("status", "is_logged"),
+    [pytest.param(302, True, id="a redirect"), pytest.param(400, False, id="an error of the client")],
+)
+def test_only_a_view_that_succeeds_without_deciding_is_logged(
+    status: int, is_logged: bool, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Answering(TokenView):
+        def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            return HttpResponse(status=status)
+
+    late = quota("9/m", key="user", name=f"late-{next(numbers)}")(Answering.as_view())
+    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("late/", late, name=f"answers {status}")]})
+
+    assert statuses("sync", "late", "1") == [status]
+
+    assert [each.name for each in caplog.records if each.name == "django_quota.web"] == ["django_quota.web"] * is_logged
+
+
+@pytest.mark.parametrize(
     ("options", "waits"),
     [
         ({}, False), ({"key": ("path", "user")}, True), ({"key": "user_or_ip"}, True), ({"key": "post:phone"}, True),
