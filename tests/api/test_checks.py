@@ -382,7 +382,8 @@ API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
         ({"methods": ["POST", "PUT"]}, {"methods": ["POST"]}, False),
         ({}, {"exclude": "/static/"}, True), ({}, {"exclude": "/api/"}, False),
         ({"match": "api:*"}, {"exclude": "/api/v1/"}, False), ({"match": "api:*"}, {"match": "/api/"}, True),
-        *(({"key": key}, {"match": "/x/"}, False) for key in ("cookie:c", "get:q", "json:p", ("ip", "path"))),
+        *(({"key": key}, {"match": "/x/"}, False) for key in ("cookie:c", "get:q", "json:p", "post:p", "kwarg:k")),
+        *(({"key": key}, {"match": "/x/"}, False) for key in ("session", ("ip", "path"), ("user", "session"))),
         *(({"key": key}, {"match": "/x/"}, True) for key in ("ip", "user", "global", ("user", "ip"), rate_of)),
     ],
 )  # fmt: skip

@@ -193,10 +193,21 @@ def test_an_error_about_a_missing_address_says_what_to_do(
         address(peer, "203.0.113.9")
 
 
-def test_a_unix_socket_is_trusted_by_its_name_alone(settings: Any) -> None:
+@pytest.mark.parametrize("peer", ["", "unix:", "unix"], ids=["gunicorn", "uvicorn", "another server"])
+def test_a_unix_socket_is_trusted_by_its_name_alone(peer: str, settings: Any) -> None:
     settings.QUOTA = {"TRUSTED_PROXIES": ("unix", ip_network("10.0.0.0/8"))}
 
-    assert address("", "203.0.113.9, 10.0.0.1") == "203.0.113.9"
+    assert address(peer, "203.0.113.9, 10.0.0.1") == "203.0.113.9"
+
+
+@pytest.mark.parametrize(
+    ("length", "found"),
+    [pytest.param(64, "2001:db8::/64", id="64 characters"), pytest.param(65, "10.0.0.1", id="more than 64")],
+)
+def test_a_longer_address_with_its_zone_is_none(length: int, found: str, settings: Any) -> None:
+    settings.QUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8"]}
+
+    assert address("10.0.0.1", "2001:db8::7%".ljust(length, "e")) == found
 
 
 @pytest.mark.parametrize(

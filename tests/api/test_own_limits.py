@@ -230,6 +230,16 @@ def test_a_function_that_does_not_fit_the_page_costs_its_own_rule_only(
     assert record.exc_info
 
 
+@pytest.mark.parametrize(
+    "rule_and_another",
+    [{"key": key} for key in ("global", "path", "get:q", "kwarg:pk", "post:phone", "json:phone", ("user", "path"))],
+    indirect=True,
+    ids=lambda options: str(options["key"]),
+)
+def test_a_rule_that_is_not_about_the_caller_alone_is_not_shown(rule_and_another: None) -> None:
+    assert names_on_both() == ["plain"]
+
+
 @pytest.mark.parametrize("rule_and_another", [{"skip": f"{__name__}.is_ann"}], indirect=True, ids=["skip"])
 def test_a_rule_that_skips_the_caller_is_not_shown(rule_and_another: None) -> None:
     assert names_on_both() == ["plain"]

@@ -6,8 +6,9 @@ from contextlib import ExitStack, closing
 from typing import Any, ClassVar, get_args
 
 import pytest
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http.multipartparser import MultiPartParserError
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.views import View
@@ -36,7 +37,10 @@ async def asize(request: HttpRequest, response: HttpResponse) -> int:
     return size(request, response)
 
 
-ERRORS: dict[str, Any] = {"missing": Http404, "denied": PermissionDenied, "broken": ZeroDivisionError}
+ERRORS: dict[str, Any] = {
+    "missing": Http404, "denied": PermissionDenied, "broken": ZeroDivisionError, "bad": BadRequest,
+    "suspicious": SuspiciousOperation, "not a form": MultiPartParserError,
+}  # fmt: skip
 
 
 def answer(request: HttpRequest) -> HttpResponse:
@@ -150,6 +154,9 @@ class TestView:
             pytest.param({"status": 200}, 200, id="OK"),
             pytest.param({"status": 302}, 302, id="a redirect"),
             pytest.param({"status": 400}, 400, id="a bad request"),
+            pytest.param({"what": "bad"}, 400, id="BadRequest"),
+            pytest.param({"what": "suspicious"}, 400, id="SuspiciousOperation"),
+            pytest.param({"what": "not a form"}, 400, id="MultiPartParserError"),
             pytest.param({"what": "refused"}, 429, id="a refusal within the view"),
         ],
     )

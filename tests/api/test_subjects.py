@@ -224,6 +224,37 @@ def test_two_values_are_two_subjects(one: str, other: str) -> None:
     assert (Subject("user", one) == Subject("user", other)) == (one == other)
 
 
+INVISIBLE = (
+    ("\0", "\x1f"), ("\x7f", "\x9f"), ("\xad", "\xad"), ("\u061c", "\u061c"), ("\u180e", "\u180e"),
+    ("\u200b", "\u200f"), ("\u2028", "\u202e"), ("\u2060", "\u206f"), ("\ud800", "\udfff"), ("\ufeff", "\ufeff"),
+    ("\ufff9", "\ufffb"), ("\U000e0000", "\U000e007f"),
+)  # fmt: skip
+"""The first and the last of each range."""
+
+
+@pytest.mark.parametrize(("first", "last"), INVISIBLE, ids=[f"{ord(first):x}" for first, _ in INVISIBLE])
+class TestACharacterThatNobodySees:
+    def test_is_escaped_in_a_subject(self, first: str, last: str) -> None:
+        for character in (first, last):
+            found = Subject("org", f"a{character}b")
+            assert (found[:6], found[-1], character in found) == ("org:a%", "b", False)
+
+    def test_makes_no_other_value_of_a_field(self, first: str, last: str) -> None:
+        plain = subject_of("get:token", RequestFactory().get("/", {"token": "ab"}))
+
+        for character in (first, last):
+            query = RequestFactory().get("/")
+            query.GET = {"token": f"a{character}b"}  # type: ignore[assignment]
+            assert subject_of("get:token", query) == plain
+
+
+@pytest.mark.parametrize(
+    "character", [" ", "~", "\xa0", "\xac", "\xae", "\u200a", "\u2010", "\u2027", "\u2070", "\ufffc"]
+)
+def test_a_character_that_is_seen_stays_in_a_subject(character: str) -> None:
+    assert Subject("org", f"a{character}b") == f"org:a{character}b"
+
+
 @pytest.mark.usefixtures("memory_store", "database")
 @pytest.mark.parametrize("value", ["ann+shop@example.org", "50%", "+" * 150, LONG], ids=["plus", "%", "pluses", "long"])
 @pytest.mark.parametrize("write", ["user:{}".format, partial(Subject, "user")], ids=["as it is", "escaped"])
@@ -328,6 +359,8 @@ class TestFunctions:
     ("key", "text"),
     [
         ("header:", "does not say which. Use, for example, 'header:X-Api-Key'"), ("usr", "Did you mean 'user'"),
+        ("cookie:", "for example, 'cookie:device'"), ("kwarg: ", "for example, 'kwarg:pk'"), ("get", "'get:token'"),
+        ("post:", "for example, 'post:phone'"), ("json", "'json:phone'"), ("ip-24", "Did you mean 'ip/24'"),
         ("header:HTTP_X_API_KEY", "Write 'header:X-Api-Key'"),
         ((), "is empty. Use, for example, 'ip'"), ("json:", "is not a path. Use, for example, 'json:phone'"),
         ("json:user..email", "is not a path. Use"),
@@ -389,7 +422,7 @@ class TestNamedByTheSite:
         [
             ("sub-org_2", -7, "sub-org_2:-7"), ("user", 7, "user:7"), ("org", "acme", "org:acme"),
             ("org", UUID(int=7), "org:00000000-0000-0000-0000-000000000007"), ("ip", "2001:DB8::1", "ip:2001:db8::/64"),
-            ("org", "a+user:7", "org:a%2Buser:7"), ("org", "a b:c\n", "org:a b:c%0A"),
+            ("org", "a+user:7", "org:a%2Buser:7"), ("org", "a b:c\n", "org:a b:c%0A"), ("o" * 50, 7, f"{'o' * 50}:7"),
         ],
     )  # fmt: skip
     def test_it_is_a_string_that_escapes_its_value(self, kind: str, value: Any, text: str) -> None:
@@ -405,7 +438,13 @@ class TestNamedByTheSite:
         assert named_subject(subject) == subject
         assert (subject[:4], "+" in subject) == ("org:", False)
 
-    @pytest.mark.parametrize("kind", ["", "Org", "a b", "a+b", "7", "header", "global", None, "x" * 51])
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            "", "Org", "a b", "a+b", "7", None, "x" * 51, "cookie", "get", "global", "header", "json", "key", "kwarg",
+            "login", "path", "post", "ratelimit", "session", "throttle",
+        ],
+    )  # fmt: skip
     def test_a_kind_is_a_word_that_no_key_uses(self, kind: Any) -> None:
         with pytest.raises(RuleError, match=r"is not a kind of subject\. Use a word of your own, such as 'org'"):
             Subject(kind, 7)
