@@ -544,7 +544,7 @@ def limits_logins() -> bool:
     return (isinstance(given, Mapping) and "LOGIN" in given) or LOGIN_BACKEND in settings.AUTHENTICATION_BACKENDS
 
 
-def login_rules(given: object, on_unavailable: OnUnavailable = "local") -> tuple[Rule, ...]:
+def login_rules(given: object, on_unavailable: OnUnavailable) -> tuple[Rule, ...]:
     """Return the rules of the setting `LOGIN`. Raises `ConfigurationError` if it is wrong.
 
     `on_unavailable`: the value if the setting has none.

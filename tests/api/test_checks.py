@@ -576,6 +576,7 @@ def test_w042_methods_that_no_view_answers(place: str, methods: Any, view: Any, 
     [
         pytest.param(path("x/", include([path("<slug:tenant>/", page)])), id="in the path"),
         pytest.param(path("", page, {"tenant": 1}), id="among the extra arguments"),
+        pytest.param(path("x/", include([path("", page)]), {"tenant": 1}), id="among those of all views below"),
     ],
 )
 def test_an_argument_that_the_urls_have_is_fine(route: Any, settings: Any) -> None:

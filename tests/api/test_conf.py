@@ -193,6 +193,14 @@ def test_an_error_about_a_missing_address_says_what_to_do(
         address(peer, "203.0.113.9")
 
 
+def test_a_server_that_names_no_peer_at_all_is_on_a_unix_socket(settings: Any) -> None:
+    settings.QUOTA = {"TRUSTED_PROXIES": ["unix"]}
+    request = RequestFactory().get("/", HTTP_X_FORWARDED_FOR="203.0.113.9")
+    del request.META["REMOTE_ADDR"]
+
+    assert client_ip(request) == "203.0.113.9"
+
+
 @pytest.mark.parametrize("peer", ["", "unix:", "unix"], ids=["gunicorn", "uvicorn", "another server"])
 def test_a_unix_socket_is_trusted_by_its_name_alone(peer: str, settings: Any) -> None:
     settings.QUOTA = {"TRUSTED_PROXIES": ("unix", ip_network("10.0.0.0/8"))}

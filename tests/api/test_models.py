@@ -99,7 +99,9 @@ def test_our_tables_may_be_in_another_database_than_users(
         ({"mode": "rate", "rate": "10/month"}, "rate", "calendar"),
         ({"mode": "rate", "rate": "10/month", "rule": "*"}, "rate", "calendar"),
         ({"mode": "rate", "rate": "10/month", "rule": "plan"}, "", ""),
-        ({"mode": "rate", "rate": "10/d", "rule": "of a decorator"}, "", ""), ({"subject": ""}, "subject", ""),
+        ({"mode": "rate", "rate": "10/d", "rule": "of a decorator"}, "", ""),
+        ({"mode": "rate", "rate": "10/mx", "rule": "of a decorator"}, "rate", "'10/mx' is not a rate"),
+        ({"subject": ""}, "subject", ""),
     ],
 )  # fmt: skip
 def test_a_row_that_contradicts_itself_or_its_rule_is_a_problem_of_a_field(

@@ -804,7 +804,7 @@ class TestThePageAboutLogins:
     def test_its_ban_is_for_limits_by_address(self) -> None:
         ban = marked("docs/logins.md", "ban")["QUOTA"]["LOGIN"]
 
-        assert [rule.ban is None for rule in login_rules(ban)] == [False, True, False]
+        assert [rule.ban is None for rule in login_rules(ban, "local")] == [False, True, False]
 
     def test_its_backend_limits_credentials_of_the_site(self, names: dict[str, Any]) -> None:
         limited, sent = names["LimitedLogins"](), {"customer_number": 7, "sms_code": "1"}
@@ -845,7 +845,7 @@ class TestThePageAboutLogins:
     ],
 )  # fmt: skip
 def test_limits_with_the_same_key_are_one_rule(given: Any, name: str, rates: list[str], key: Any) -> None:
-    (rule,) = login_rules(given)
+    (rule,) = login_rules(given, "local")
 
     assert rule.name == name
     assert [str(rate) for rate in rule.rates] == rates
@@ -855,7 +855,7 @@ def test_limits_with_the_same_key_are_one_rule(given: Any, name: str, rates: lis
 def test_limits_with_different_keys_are_rules_in_the_order_of_the_setting() -> None:
     given = {"5/10m": ["ip", "username"], "30/h": "ip", "20/d": ("username", "ip"), "100/h": ["username"]}
 
-    assert [rule.name for rule in login_rules(given)] == ["login-username-ip", "login-ip", "login-username"]
+    assert [rule.name for rule in login_rules(given, "local")] == ["login-username-ip", "login-ip", "login-username"]
 
 
 wrong_settings = pytest.mark.parametrize(
@@ -896,7 +896,7 @@ wrong_settings = pytest.mark.parametrize(
 @wrong_settings
 def test_a_wrong_setting_is_an_error_that_says_what_to_write(given: object, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        login_rules(given)
+        login_rules(given, "local")
 
 
 @wrong_settings
