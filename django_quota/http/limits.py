@@ -119,7 +119,7 @@ def _is_exempt(rule: Rule, subject: str, given: Any, networks: tuple[Network, ..
             return True
         networks += rule.exempt.networks
     kind, _, address = subject.partition(":")
-    return kind == "ip" and "+" not in address and is_inside(address, networks)
+    return kind == "ip" and is_inside(address, networks)
 
 
 def _asked_of_flow(rules: Iterable[Rule], subject: str, tiers: Mapping[str, str]) -> Flow[list[Ask]]:

@@ -97,11 +97,15 @@ class TestOfARequest:
         pytest.param(["2001:db8::/32"], "ip:2001:db8::/64", [], id="a network of IPv6"),
         pytest.param(["192.0.2.0/24"], ANN, ["office"], id="a user, whose address is not known"),
         pytest.param("staff", User(pk=7, is_staff=True), [], id="a user who is staff"),
+        pytest.param("staff", User(pk=7, is_staff=True, is_active=False), ["office"], id="a user who left the staff"),
         pytest.param("staff", User(pk=7), ["office"], id="another user"),
+        pytest.param(["192.0.2.0/24"], "org:192.0.2.1", ["office"], id="a name that is written as an address"),
+        pytest.param(["192.0.2.0/24"], "ip:192.0.2.1+user:7", ["office"], id="an address beside a user"),
     ],
 )
 def test_of_a_subject_rules_that_exempt_it_are_left_out(exempt: Any, subject: Any, rules: Any, settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"office": {"rate": "1/m", "key": "user", "exempt": exempt}}}
+    key = ("ip", "user") if "+" in str(subject) else FORBIDDEN
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"office": {"rate": "1/m", "key": key, "exempt": exempt}}}
     settings.ROOT_URLCONF = "tests.support.urls"
 
     assert [rule for rule, *_ in shown(limits_of(subject)) if rule == "office"] == rules

@@ -252,6 +252,17 @@ def test_a_template_shows_what_one_rule_has_left() -> None:
     assert limited(get()).content.decode() == "4"
 
 
+@in_memory
+@pytest.mark.parametrize("name", ["other", "api"], ids=["another rule", "a request that nothing limits"])
+def test_a_template_shows_nothing_of_a_rule_that_did_not_limit_the_request(name: str) -> None:
+    page = Template("{% load quota %}{% with a=r.quota|of_rule:name %}{{ a.remaining }}{% endwith %}")
+    request = get()
+    if name == "other":
+        run(quota("5/m", name="api")(made("sync")), request)
+
+    assert page.render(Context({"r": request, "name": name})) == ""
+
+
 def asks_the_database(request: HttpRequest, decision: Decision) -> HttpResponse:
     return HttpResponse(User.objects.get().username, status=429)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import DatabaseError
 from django.http import HttpRequest
 from django.template import engines
 from django.test import RequestFactory
@@ -160,6 +161,73 @@ def test_the_end_of_a_period_is_in_the_time_zone_of_its_rule(
 
         (plan,) = json.loads(limits_view(request_of_ann()).content)["limits"]
         assert (plan["until"], shown()) == (until, {"plan": f"9,999 of 10,000 left until {words}"})
+
+
+@pytest.mark.parametrize(
+    ("rate", "left"),
+    [
+        pytest.param("5/d", "4 of 5 left until 22 November", id="a day"),
+        pytest.param("5/h", "4 of 5 left until 5 a.m. UTC", id="less than a day"),
+    ],
+)
+def test_a_period_of_days_ends_on_a_day(rate: str, left: str, settings: Any) -> None:
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
+    rules = {"plan": {"rate": rate, "algorithm": "calendar", "key": "user"}}
+    settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+    with freeze(START):
+        check("plan", "user:7")
+
+        assert shown() == {"plan": left}
+
+
+def test_a_block_names_the_time_of_its_end_though_the_limit_is_one_of_days(settings: Any) -> None:
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
+    override(f"b 0 {START + 60 * SECOND} -", "plan", "org:7")
+    with freeze(START):
+        assert shown()["plan"] == "blocked until 4:41 a.m. UTC"
+
+
+@pytest.mark.parametrize(
+    ("rule", "meter"),
+    [
+        pytest.param("uploads", ("5", "5"), id="unused"),
+        pytest.param("closed", ("1", "0"), id="a limit of nothing"),
+        pytest.param("flood", ("100", "0"), id="blocked"),
+    ],
+)
+def test_the_bar_is_as_long_as_what_is_left(rule: str, meter: tuple[str, str]) -> None:
+    override("b 0 0 -", "flood", "ip:192.0.2.1")
+
+    text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
+
+    assert re.findall(rf'max="(\d+)" value="(\d+)" aria-label="{rule}"', text) == [meter]
+
+
+def test_the_tag_has_the_rate_in_words() -> None:
+    text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
+
+    assert "<strong>plan</strong> <span>10,000 per month</span>" in text
+
+
+def test_the_tag_shows_nothing_where_there_is_no_request() -> None:
+    assert "<li>" not in engines["django"].from_string("{% load quota %}{% quota_limits %}").render({})
+
+
+def test_a_rule_that_is_wrong_hides_no_other(settings: Any) -> None:
+    """A system check reports it."""
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"wrong": "5/mx", "uploads": RULES["uploads"]}}
+
+    assert names_on_both() == ["uploads"]
+
+
+def asks_a_database(request: HttpRequest) -> str:
+    raise DatabaseError("it is gone")
+
+
+@pytest.mark.parametrize("rule_and_another", [{"skip": f"{__name__}.asks_a_database"}], indirect=True, ids=["skip"])
+def test_a_database_that_fails_is_an_error_of_the_page(rule_and_another: None) -> None:
+    with pytest.raises(DatabaseError):
+        limits_view(request_of_ann())
 
 
 @pytest.mark.parametrize(
