@@ -251,8 +251,12 @@ class TestALeaseThatIsLost:
 class TestWithoutAnAnswer:
     @pytest.mark.parametrize(
         ("options", "status", "allowed"),
-        [({}, 503, False), ({"on_unavailable": "local"}, 200, True), ({"block": False}, 200, False)],
-        ids=["the setting denies", "the option says local", "a refusal does not block"],
+        [
+            pytest.param({}, 503, False, id="the setting denies"),
+            pytest.param({"on_unavailable": "local"}, 200, True, id="the option says local"),
+            pytest.param({"on_unavailable": "allow"}, 200, True, id="the option says allow"),
+            pytest.param({"block": False}, 200, False, id="a refusal does not block"),
+        ],
     )
     def test_the_option_or_the_setting_says_what_happens(
         self, options: Any, status: int, allowed: bool, settings: Any

@@ -11,7 +11,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_quota import peek, quota
+from django_quota import concurrency, peek, quota, slot
 from django_quota.adapters import (
     adecide,
     arefusal_response,
@@ -20,6 +20,7 @@ from django_quota.adapters import (
     refusal_response,
     register_late_views,
     take_waiting_rules,
+    take_waiting_slots,
 )
 from tests.support.calls import both, fetch, run
 
@@ -256,3 +257,46 @@ def test_a_rule_by_the_body_is_decided_after_the_view_if_the_body_can_still_be_r
     limited.as_view()(request)
     found = ["address"] if reads is HttpRequest.read else ["address", "phone"]
     assert [outcome.rule for outcome in request.quota.outcomes] == found
+
+
+class TestSlotsThatWaitForTheUser:
+    """A view that reads tokens takes them itself."""
+
+    class Holding(TokenView):
+        def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            authenticate(request)
+            refused = take_waiting_slots(request)
+            if refused is not None:
+                return refusal_response(request, refused)
+            holders = [len(slot(name, 1, subject="user:7").holders()) for name in ("one", "two")]
+            return HttpResponse(f"{holders}")
+
+    @pytest.fixture
+    def held(self) -> Any:
+        """A view under two slots by user."""
+        return concurrency(1, "user", name="one")(concurrency(1, "user", name="two")(self.Holding.as_view()))
+
+    def request(self) -> HttpRequest:
+        return RequestFactory().get("/", headers={"X-Token": "7"})
+
+    def test_all_of_them_are_taken(self, held: Any) -> None:
+        assert held(self.request()).content == b"[1, 1]"
+
+    def test_all_of_them_are_given_back(self, held: Any) -> None:
+        held(self.request())
+
+        assert [slot(name, 1, subject="user:7").holders() for name in ("one", "two")] == [[], []]
+
+    @pytest.mark.parametrize("name", ["one", "two"])
+    def test_one_that_is_not_free_refuses(self, name: str, held: Any) -> None:
+        with slot(name, 1, subject="user:7"):
+            assert held(self.request()).status_code == 429
+
+    def test_a_refused_request_holds_none(self, held: Any) -> None:
+        with slot("two", 1, subject="user:7"):
+            held(self.request())
+
+            assert slot("one", 1, subject="user:7").holders() == []
+
+    def test_without_any_nobody_is_refused(self) -> None:
+        assert take_waiting_slots(self.request()) is None

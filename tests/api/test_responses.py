@@ -189,6 +189,16 @@ def test_no_module_path_or_argument_leaks(rule: str, name: str) -> None:
     assert shown == name
 
 
+def test_rules_of_views_with_one_name_are_numbered() -> None:
+    limited: Any = view
+    for module in ("c", "b", "a"):
+        limited = quota("9/h", "5/m", name=f"{module}.search")(limited)
+
+    shown = [name for name, _ in parsed(limited(get()), "RateLimit-Policy")]
+
+    assert shown == [f"search-{window}{number}" for number in ("", "-2", "-3") for window in "hm"]
+
+
 @pytest.mark.parametrize("legacy", [False, True], ids=["without legacy ones", "with legacy ones"])
 @pytest.mark.parametrize("chosen", [True, "draft-11", False], ids=["on", "by draft", "off"])
 def test_the_settings_choose_the_headers(settings: Any, chosen: object, legacy: bool) -> None:
