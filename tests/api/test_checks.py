@@ -769,6 +769,17 @@ def test_a_site_with_tenants_is_told_what_they_share(
     assert not shown or "user 42 of one uses up the limits of user 42 of another" in shown[0].msg
 
 
+@pytest.mark.parametrize("package", ["django_tenants", "tenant_schemas"])
+def test_a_site_with_tenants_is_known_by_the_engine_of_a_database(
+    package: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(settings.DATABASES, "shops", {"ENGINE": f"{package}.postgresql_backend"})
+
+    (found,) = findings()
+
+    assert found.msg.startswith(f"The site has tenants, by {package}, and all tenants share their limits")
+
+
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize(
     ("user", "subject"),

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 from django.core.signals import request_finished, request_started
+from django.db import connections
 from django.test import override_settings
 
 from django_quota import check, peek
 from django_quota.conf import current
 from django_quota.features import request_end
 from django_quota.features.request_end import at_request_end
-from django_quota.runtime import Runtime
+from django_quota.runtime import Runtime, Wanted
+from django_quota.stores.memory import MemoryStore
 from tests.support.commands import PATIENCE, ROOT
 from tests.support.processes import ended, forks, started
 
@@ -169,3 +171,53 @@ def test_the_memory_store_keeps_its_counts_when_the_caches_change(settings: Any)
 
     with override_settings(CACHES=dict(settings.CACHES)):
         assert peek("9/h", "user:1").remaining == 8
+
+
+class TestATestRunner:
+    @pytest.fixture
+    def runtime(self) -> Runtime:
+        """A site after `django.setup()`."""
+        runtime = Runtime()
+        runtime.note_site()
+        return runtime
+
+    def test_is_not_seen_on_a_site_that_runs(self, runtime: Runtime) -> None:
+        assert not runtime.is_tested()
+
+    def test_is_not_seen_where_the_app_is_not_installed(self, settings: Any) -> None:
+        runtime = Runtime()
+        settings.DEBUG = not settings.DEBUG
+
+        assert not runtime.is_tested()
+
+    def test_is_seen_by_the_store_that_a_test_has_set(self) -> None:
+        runtime = Runtime()
+        runtime.wanted = Wanted(store=MemoryStore(1_000))
+
+        assert runtime.is_tested()
+
+    @pytest.mark.parametrize("debug", [False, True], ids=["off", "on"])
+    def test_is_seen_by_another_value_of_debug(self, debug: bool, settings: Any) -> None:
+        settings.DEBUG = debug
+        runtime = Runtime()
+        runtime.note_site()
+
+        settings.DEBUG = not debug
+
+        assert runtime.is_tested()
+
+    @pytest.mark.parametrize("what", ["NAME", "HOST", "PORT", "USER"])
+    def test_is_seen_by_another_database(self, what: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(connections.settings, "default", {**connections.settings["default"], what: "test_shop"})
+
+        assert (runtime.is_of_site("default"), runtime.is_tested()) == (False, True)
+
+    def test_is_not_seen_by_another_option_of_a_database(
+        self, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(connections.settings, "default", {**connections.settings["default"], "CONN_MAX_AGE": 60})
+
+        assert (runtime.is_of_site("default"), runtime.is_tested()) == (True, False)
+
+    def test_a_database_that_it_has_added_is_none_of_the_site(self, runtime: Runtime) -> None:
+        assert runtime.is_of_site("added later")

@@ -138,6 +138,7 @@ def test_an_error_of_a_view_gives_the_slot_back(settings: Any) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "a rate": ({"rate": "9/m"}, "'rate' cannot be combined with 'at_once'", "Write two rules"),
+    "a ban": ({"ban": {"after": "1/m", "for": "1h"}}, "'ban' cannot be combined with 'at_once'", "Write two rules"),
     "an unknown option": ({"leese": 5}, "'leese' is not an option of a slot", "Did you mean 'lease'?"),
     "a name": ({"name": "x"}, "'name' is not an option of a slot", ""),
     "a limit": ({"at_once": "3"}, "at_once='3' is not a whole number from 1 to 1,000,000", "Use, for example, 3."),
