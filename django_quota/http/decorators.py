@@ -184,10 +184,16 @@ def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
         other = source.rule
         if not isinstance(other, Rule) or source.suffix is not None or other.name != rule.name or other.key != rule.key:
             continue
-        by_state = {limit.state_id: limit for limit in other.limits}
-        same = all(by_state.get(limit.state_id, limit) == limit for limit in rule.limits)
-        if not same or not rule.is_compatible_with(other):
+        if not rule.is_compatible_with(other) or _always_cost_differently(rule, other):
             raise name_conflict(rule, other)
+
+
+def _always_cost_differently(rule: Rule, other: Rule) -> bool:
+    """Return whether each request under both rules would take different units by one count, which is an error."""
+    costs = {each.cost for each in (rule, other) if not callable(each.cost)}
+    are_conditional = any(each.skip is not None or each.exempt is not None for each in (rule, other))
+    are_apart = rule.methods is not None and other.methods is not None and rule.methods.isdisjoint(other.methods)
+    return len(costs) > 1 and not are_conditional and not are_apart
 
 
 class WithoutRate:

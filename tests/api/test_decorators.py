@@ -110,7 +110,12 @@ class TestKindsOfViews:
             ),
             pytest.param(lambda: quota("1/m")(plain)("no request"), "got no request", id="a call without a request"),
             pytest.param(lambda: quota("1/m")(None), ".", id="None"),  # type: ignore[type-var]
-            pytest.param(lambda: quota(plain)(get()), r"@quota\(", id="no parentheses"),
+            pytest.param(lambda: quota(plain)(get()), r"no parentheses on .*\.plain\. Write it", id="no parentheses"),
+            pytest.param(
+                lambda: quota("1/m")(get()),  # type: ignore[type-var]
+                r"@quota is on WSGIRequest, not on a view",
+                id="a request",
+            ),
         ],
     )
     def test_what_cannot_be_limited_is_refused(self, use: Callable[[], Any], words: str) -> None:
@@ -129,6 +134,52 @@ def test_two_rules_of_one_name_count_apart_by_their_keys() -> None:
 def test_two_rules_of_one_name_that_share_a_key_are_refused_at_import() -> None:
     with pytest.raises(RuleError, match="Two rules are named 'x'"):
         quota("9/m", name="x", key="ip")(quota("1/m", name="x", key="ip")(plain))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(quota("9/m", name="x"), quota("9/m", name="x"), id="the same limit"),
+        pytest.param(quota("9/m", name="x"), quota("90/h", name="x"), id="limits over two windows"),
+        pytest.param(quota("9/m", name="x"), quota("9/m", name="y"), id="two names"),
+        pytest.param(quota("9/m", name="x"), quota("5/m"), id="no name"),
+        pytest.param(
+            quota("9/m", name="x", methods=["GET"]),
+            quota("9/m", name="x", methods=["POST"], cost=2),
+            id="two costs of two methods",
+        ),
+        pytest.param(
+            quota("9/m", name="x"),
+            quota("9/m", name="x", cost=2, skip=lambda request: True),
+            id="another cost of some requests",
+        ),
+    ],
+)
+def test_limits_that_do_not_contradict_each_other_may_be_stacked(one: Any, other: Any) -> None:
+    assert statuses(one(other(plain)), 1) == statuses(other(one(plain)), 1) == [200]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(quota("5/m", name="x"), id="another rate"),
+        pytest.param(quota("9/m", name="x", cost=2), id="another cost"),
+        pytest.param(quota("9/m", name="x", cost=2, methods=["POST"]), id="another cost of one method"),
+        pytest.param(quota("5/m", "9/h", name="x"), id="one of two rates"),
+    ],
+)
+def test_a_limit_that_contradicts_one_far_below_it_is_refused_at_import(other: Any) -> None:
+    stacked = quota("9/m", name="y")(quota("9/m", name="x")(plain))
+
+    with pytest.raises(RuleError, match="Two rules are named 'x'"):
+        other(stacked)
+
+
+def test_a_rate_that_is_misspelled_is_taken_for_no_name() -> None:
+    with pytest.raises(RuleError, match="'5/mx' is not a rate") as refused:
+        quota("5/mx")
+
+    assert "configured rule" not in str(refused.value)
 
 
 @pytest.mark.parametrize("view", [plain, plain_async])
@@ -190,6 +241,8 @@ class TestADecoratorBetweenTwoLimits:
         (("search",), {}, r"If it is the name of a configured rule, write @quota\(rule='search'\)"),
         (("10/m", "ip"), {}, r"Write a count.* if it is the key, key='ip'"),
         (("5/m",), {"rule": "search", "methods": ["POST"], "cost": 2}, "no other arguments: '5/m', methods=, cost="),
+        ((), {"rule": "search", "name": "s", "cost": 2}, r"no other arguments: name=, cost=\. Set them in QUOTA"),
+        (("5/m",), {"distinct": True}, r"distinct=True needs check\(\.\.\., value=\)\. On a view, use"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_refused_at_import_with_what_to_write(rates: Any, options: Any, words: str) -> None:
