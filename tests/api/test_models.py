@@ -13,12 +13,14 @@ from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import check
+from django_quota.core import clock
 from django_quota.exceptions import RateError, RuleError
-from django_quota.models import DailyCounter, QuotaOverride
+from django_quota.models import DailyCounter, OverrideChange, QuotaOverride
 from tests.support.databases import default_database, sqlite_database
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -129,6 +131,61 @@ class TestTheDatabase:
             override(mode="rate", rate="many").save()
         with pytest.raises(RuleError):
             override(subject="").save()
+
+    @pytest.mark.parametrize(
+        "save",
+        [
+            pytest.param(lambda row: row.save(), id="save"),
+            pytest.param(lambda row: QuotaOverride.objects.bulk_create([row]), id="bulk_create"),
+            pytest.param(lambda row: QuotaOverride.objects.bulk_update([row], ["subject"]), id="bulk_update"),
+            pytest.param(lambda row: QuotaOverride.objects.update(subject=row.subject), id="update"),
+        ],
+    )
+    def test_a_subject_that_names_nobody_is_an_error(self, save: Any) -> None:
+        row = override()
+        row.save()
+        row.subject = "ip:nowhere"
+
+        with pytest.raises(RuleError, match="is not an IP address"):
+            save(row)
+
+        assert QuotaOverride.objects.get().subject == "user:1"
+
+    @pytest.mark.parametrize("batch_size", [None, 1], ids=["in one query", "in two"])
+    def test_rows_that_are_updated_together_have_their_subjects_in_one_form(self, batch_size: int | None) -> None:
+        rows = [override(), override(subject="user:2")]
+        QuotaOverride.objects.bulk_create(rows)
+        for number, row in enumerate(rows):
+            row.subject = f"ip:2001:DB8:{number}::7"
+
+        with CaptureQueriesContext(connection) as queries:
+            changed = QuotaOverride.objects.bulk_update(rows, ["subject"], batch_size=batch_size)
+
+        subjects = ["ip:2001:db8::/64", "ip:2001:db8:1::/64"]
+        assert (changed, [row.subject for row in rows]) == (2, subjects)
+        assert {row.subject for row in QuotaOverride.objects.all()} == set(subjects)
+        updates = [each for each in queries.captured_queries if each["sql"].startswith("UPDATE")]
+        assert len(updates) == (1 if batch_size is None else 2)
+
+    def test_deleting_says_what_is_gone(self) -> None:
+        rows = [override(subject=f"user:{number}") for number in range(3)]
+        QuotaOverride.objects.bulk_create(rows)
+
+        found = QuotaOverride.objects.filter(subject="user:0").delete(), QuotaOverride.objects.last().delete()  # type: ignore[union-attr]
+
+        assert found == ((1, {"django_quota.QuotaOverride": 1}),) * 2
+
+    def test_only_changes_of_the_last_hour_are_kept(self) -> None:
+        for seconds in (3_700, 3_650, 3_000):
+            with transaction.atomic():
+                row = override(subject=f"user:{seconds}")
+                row.save()
+                at = clock.machine_now() - seconds * clock.SECOND
+                OverrideChange.objects.filter(pk=row.change).update(at=at)
+
+        override().save()
+
+        assert OverrideChange.objects.count() == 3, "with the newest of the old ones, so that there is always one"
 
     @pytest.mark.parametrize(
         "subject", ["user:ann+shop@example.org", f"user:{'+' * 150}", "ip:2001:DB8::7", "user:*", "*"]
