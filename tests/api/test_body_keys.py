@@ -133,6 +133,7 @@ TWO = [BY_IP, BY_PHONE]
         pytest.param([BY_IP], posted, 1, id="a rule that needs no form"),
         pytest.param([BY_PHONE], posted, 1, id="nothing but the form"),
         pytest.param(TWO, posted, 2, id="a form that is to be read"),
+        pytest.param(TWO, lambda: RequestFactory().post("/", "phone=7", FORM), 2, id="a form without files"),
         pytest.param([Rule.make("none", "0/m"), BY_PHONE], posted, 1, id="refused without the form"),
         pytest.param([Rule.make("unlimited", None), BY_PHONE], posted, 1, id="a rule without a limit"),
         pytest.param(TWO, lambda: RequestFactory().put("/", "phone=7", FORM), 1, id="PUT"),
