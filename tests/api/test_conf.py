@@ -97,6 +97,13 @@ def test_keys_begin_with_the_key_prefix_of_the_alias_that_counts(
         ("TRUSTED_PROXIES", ["10.0.0.1/8"], "host bits"), ("TRUSTED_PROXIES", ["nginx"], "'nginx'"),
         ("TRUSTED_PROXIES", [None], "holds None"), ("TEMPLATE", 429, "Use, for example, '429.html'"),
         ("RULES", ["10/m"], "Use a dict, for example {'search': '10/m'}"),
+        ("DATABASE", 5, r"is 5\. Use, for example, 'default'"), ("LEGACY_HEADERS", 1, "Use True or False"),
+        ("HEADERS", "draft-3", "is 'draft-3'. Use True, False or 'draft-11'"), ("HEADERS", 1, "Use True, False or"),
+        ("EVENTS", "many", "for example 10000"), ("MEMORY_KEYS", 1e6, "for example 100000"),
+        ("TRUSTED_PROXY_COUNT", None, r"for example 1\."), ("CREDITS_STATUS", True, "Use 429, or 402"),
+        ("CREDITS_STATUS", 429.0, "Use 429, or 402"), ("TEMPLATE", " ", "for example, '429.html'"),
+        ("TEMPLATE", "a\n.html", "for example, '429.html'"), ("EXEMPT", "10.0.0.0/8", "Use a list of networks"),
+        ("CLIENT_IP_HEADER", "X_Real_IP", "name of a header"), ("CLIENT_IP_HEADER", "X-Real-", "name of a header"),
     ],
 )  # fmt: skip
 def test_the_error_of_a_wrong_setting_says_how_to_correct_it(
@@ -106,6 +113,18 @@ def test_the_error_of_a_wrong_setting_says_how_to_correct_it(
     with pytest.raises(ConfigurationError, match=text) as caught:
         getattr(current(), name.lower())
     assert f'QUOTA["{name}"]' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("METRICS_TOKEN", "5ecret"), ("DIGEST_KEY", b"5ecret"), ("METRICS_TOKEN", ["5ecret"])]
+)
+def test_the_error_of_a_setting_that_is_a_secret_does_not_show_it(name: str, value: object, settings: Any) -> None:
+    settings.QUOTA = {name: value}
+
+    with pytest.raises(ConfigurationError, match="has a wrong value, which is not shown") as caught:
+        getattr(current(), name.lower())
+
+    assert "5ecret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
