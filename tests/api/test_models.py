@@ -12,8 +12,10 @@ from django.core.exceptions import ValidationError
 from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
 from django.db.migrations.executor import MigrationExecutor
+from django.template import Context, Template
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -174,6 +176,31 @@ class TestTheDatabase:
         found = QuotaOverride.objects.filter(subject="user:0").delete(), QuotaOverride.objects.last().delete()  # type: ignore[union-attr]
 
         assert found == ((1, {"django_quota.QuotaOverride": 1}),) * 2
+
+    @pytest.mark.parametrize("method", ["update", "delete"])
+    def test_a_template_changes_no_row(self, method: str) -> None:
+        override().save()
+        number = OverrideChange.objects.count()
+
+        Template(f"{{{{ rows.{method} }}}}").render(Context({"rows": QuotaOverride.objects.all()}))
+
+        assert (QuotaOverride.objects.count(), OverrideChange.objects.count()) == (1, number)
+
+    @pytest.mark.parametrize(
+        ("starts", "expires", "is_active"),
+        [
+            pytest.param(-HOUR, HOUR, True, id="now"),
+            pytest.param(HOUR, None, False, id="later"),
+            pytest.param(None, -HOUR, False, id="earlier"),
+        ],
+    )
+    def test_active_means_now_unless_a_moment_is_given(
+        self, starts: timedelta | None, expires: timedelta | None, is_active: bool
+    ) -> None:
+        now = timezone.now()
+        override(starts=starts and now + starts, expires=expires and now + expires).save()
+
+        assert QuotaOverride.objects.active().exists() is is_active
 
     def test_only_changes_of_the_last_hour_are_kept(self) -> None:
         for seconds in (3_700, 3_650, 3_000):
