@@ -60,8 +60,6 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
             self._announce(values["change"])
         return changed
 
-    update.alters_data = True  # type: ignore[attr-defined]
-
     def delete(self) -> tuple[int, dict[str, int]]:
         self._for_write = True
         with transaction.atomic(using=self.db):
@@ -72,7 +70,6 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
             self._announce(change, removed)
         return deleted
 
-    delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[QuotaOverride], *args: Any, **kwargs: Any) -> list[QuotaOverride]:
