@@ -143,6 +143,26 @@ class TestOptions:
             run(quota("1/m")(made(kind)), get(REMOTE_ADDR=""))
 
 
+@pytest.mark.parametrize(
+    ("quota", "error"),
+    [
+        pytest.param(5, ConfigurationError, id="settings"),
+        pytest.param({"RULES": {"a": {"rate": "5/mx", "match": "/"}}}, RuleError, id="a rule"),
+        pytest.param({"RULES": {"a": {"at_once": 0, "match": "/"}}}, RuleError, id="a slot"),
+    ],
+)
+def test_what_is_wrong_in_the_settings_is_an_error_of_the_request_alone(
+    quota: Any, error: type[Exception], settings: Any
+) -> None:
+    """A site starts, so that `check` can say what is wrong."""
+    settings.QUOTA = quota
+
+    middleware = QuotaMiddleware(lambda request: HttpResponse())
+
+    with pytest.raises(error):
+        middleware(get())
+
+
 @pytest.fixture
 def dead_redis(settings: Any) -> None:
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/closed.sock"}}

@@ -3,10 +3,11 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.core.signals import request_finished, request_started
+from django.core.signals import request_finished, request_started, setting_changed
 from django.db import connections
 from django.test import override_settings
 
@@ -99,7 +100,14 @@ def test_two_threads_get_the_same_part_though_both_have_made_one() -> None:
     assert closed[0] is not found[0]
 
 
-def test_what_is_being_made_while_a_setting_changes_is_made_again() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda part: part.forget(), id="by a call"),
+        pytest.param(lambda part: setting_changed.send(None, setting="SHOP", value=1, enter=True), id="by the signal"),
+    ],
+)
+def test_what_is_being_made_while_a_setting_changes_is_made_again(change: Callable[[Any], object]) -> None:
     made: list[str] = []
     closed: list[str] = []
 
@@ -107,13 +115,27 @@ def test_what_is_being_made_while_a_setting_changes_is_made_again() -> None:
         made.append(f"from settings {len(made)}")
         found = made[-1]
         if len(made) == 1:
-            part.forget()
+            change(part)
         return found
 
-    part = Runtime().part(make, end=closed.append)
+    runtime = Runtime()  # the signal keeps none
+    part = runtime.part(make, end=closed.append)
 
     assert part.get() == "from settings 1"
     assert closed == ["from settings 0"]
+
+
+def test_a_part_stays_when_a_setting_changes_that_it_does_not_depend_on() -> None:
+    closed: list[object] = []
+    runtime = Runtime()
+    part = runtime.part(object, depends=lambda made, setting: setting == "SHOP", end=closed.append)
+    made = part.get()
+
+    setting_changed.send(None, setting="OTHER", value=1, enter=True)
+    assert (part.get() is made, closed) == (True, [])
+
+    setting_changed.send(None, setting="SHOP", value=1, enter=True)
+    assert (part.get() is made, closed) == (False, [made])
 
 
 @forks
