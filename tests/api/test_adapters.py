@@ -19,6 +19,7 @@ from django_quota.adapters import (
     client_ip,
     decide,
     has_middleware,
+    is_exempt,
     read_rule,
     refusal_response,
     set_body_parser,
@@ -119,6 +120,13 @@ class TestARequestThatWrapsDjangos:
 
     def test_it_has_the_address_of_the_client(self, wrapped: Any) -> None:
         assert client_ip(wrapped) == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("network", "is_one"), [("127.0.0.0/8", True), ("10.0.0.0/8", False)])
+def test_a_client_is_exempt_in_a_network_of_the_settings(network: str, is_one: bool, settings: Any) -> None:
+    settings.QUOTA = {"EXEMPT": [network]}
+
+    assert is_exempt(SimpleNamespace(_request=request_by())) is is_one
 
 
 def test_what_is_not_a_request_is_an_error() -> None:

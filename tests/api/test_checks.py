@@ -283,6 +283,12 @@ def test_a_rule_lacks_a_middleware(middleware: list[str], rules: Any, expected: 
     assert all(each.startswith(expected) for each in found)
 
 
+def test_w015_a_session_that_the_server_keeps_is_fine(settings: Any) -> None:
+    settings.MIDDLEWARE = [SESSIONS, OURS]
+
+    assert found_on(settings, {**site(key=("ip", "session")), "ip": BY_IP}, path("", page)) == []
+
+
 def test_w005_a_framework_that_sets_the_user_itself_needs_no_middleware(settings: Any) -> None:
     """Django REST framework does: dispatch() runs the authentication classes, then calls get()."""
     settings.MIDDLEWARE = [OURS]
@@ -385,6 +391,7 @@ API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
         *(({"key": key}, {"match": "/x/"}, False) for key in ("cookie:c", "get:q", "json:p", "post:p", "kwarg:k")),
         *(({"key": key}, {"match": "/x/"}, False) for key in ("session", ("ip", "path"), ("user", "session"))),
         *(({"key": key}, {"match": "/x/"}, True) for key in ("ip", "user", "global", ("user", "ip"), rate_of)),
+        ({"key": "user", "distinct": "header:X-Device"}, {"match": "/x/"}, True),
     ],
 )  # fmt: skip
 def test_w014_a_key_that_clients_choose_needs_a_rule_by_ip_for_the_same_requests(
@@ -396,17 +403,18 @@ def test_w014_a_key_that_clients_choose_needs_a_rule_by_ip_for_the_same_requests
 
 
 @pytest.mark.parametrize(
-    ("options", "is_open"),
+    ("options", "what"),
     [
-        ({"key": "json:phone"}, False),
-        ({"key": ("ip", "post:code"), "on_unavailable": "allow"}, True),
-        ({"key": "post:code", "on_unavailable": "local"}, False),
-        ({"key": "ip", "on_unavailable": "allow"}, False),
+        ({"key": "json:phone"}, ""),
+        ({"key": ("ip", "post:code"), "on_unavailable": "allow"}, "limits by a field of the body"),
+        ({"settle": "builtins.max", "on_unavailable": "allow"}, "charges what a response used"),
+        ({"key": "post:code", "on_unavailable": "local"}, ""),
+        ({"key": "ip", "on_unavailable": "allow"}, ""),
     ],
 )
-def test_w044_a_rule_in_front_of_a_code_fails_open(options: dict[str, Any], is_open: bool, settings: Any) -> None:
+def test_w044_a_rule_in_front_of_a_code_fails_open(options: dict[str, Any], what: str, settings: Any) -> None:
     found = found_on(settings, {"code": {"rate": "5/m", **options}})
-    assert [each[:4] for each in found] == ["W044"] * is_open
+    assert [each.startswith(f"W044 Rule 'code' {what}, and has on_un") for each in found] == [True] * bool(what)
 
 
 @pytest.mark.parametrize(
@@ -622,6 +630,14 @@ def test_w030_a_rule_reaches_a_view_by_one_url_but_misses_another(
     (found,) = found_on(settings, site(match=match), *urls, only="W030")
 
     assert missed in found
+
+
+def test_w030_a_rule_that_misses_urls_of_two_views_is_reported_once(settings: Any) -> None:
+    other = [path("other", rate_of), path("other/", rate_of)]  # type: ignore[type-var]
+
+    (found,) = found_on(settings, site(match=["/hook/", "/other/"]), *HOOKS, *other, only="W030")
+
+    assert "misses '/hook'" in found
 
 
 @pytest.mark.parametrize(

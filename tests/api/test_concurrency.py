@@ -89,6 +89,7 @@ class TestRefusals:
 
         assert response.content == b"1"
         assert (request.quota.allowed, request.quota.enforced) == (False, False)
+        assert [each.enforced for each in request.quota.outcomes] == [False]
 
 
 class TestWhoSharesASlot:

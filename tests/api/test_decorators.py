@@ -242,6 +242,7 @@ class TestADecoratorBetweenTwoLimits:
         (("10/m", "ip"), {}, r"Write a count.* if it is the key, key='ip'"),
         (("5/m",), {"rule": "search", "methods": ["POST"], "cost": 2}, "no other arguments: '5/m', methods=, cost="),
         ((), {"rule": "search", "name": "s", "cost": 2}, r"no other arguments: name=, cost=\. Set them in QUOTA"),
+        (("5/m",), {"distinct": "usr"}, r"distinct='usr' is not a key\. Did you mean 'user'"),
         (("5/m",), {"distinct": True}, r"distinct=True needs check\(\.\.\., value=\)\. On a view, use"),
     ],
 )  # fmt: skip

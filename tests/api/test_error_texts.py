@@ -1,8 +1,10 @@
 """Lists and errors in the words of the reader."""
 
 import pytest
+from django.utils import translation
 
-from django_quota.error_texts import some_of
+from django_quota.error_texts import error_in_words, some_of
+from django_quota.exceptions import ConfigurationError, StoreUnavailable
 
 
 @pytest.mark.parametrize(
@@ -17,3 +19,16 @@ from django_quota.error_texts import some_of
 )
 def test_a_list_says_how_many_words_it_leaves_out(words: list[str], said: str) -> None:
     assert some_of(words, 3) == said
+
+
+@pytest.mark.parametrize(
+    ("language", "said"),
+    [("en", "The quota store is unavailable: gone"), ("de", "Der Speicher der Kontingente ist nicht erreichbar: gone")],
+)
+def test_the_error_of_a_store_is_in_the_language_of_the_reader(language: str, said: str) -> None:
+    with translation.override(language):
+        assert error_in_words(StoreUnavailable("gone")) == said
+
+
+def test_an_error_of_the_settings_has_its_hint() -> None:
+    assert error_in_words(ConfigurationError("It is wrong.", "Use 5.")) == "It is wrong. Use 5."

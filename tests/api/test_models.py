@@ -121,6 +121,21 @@ def test_a_row_that_contradicts_itself_or_its_rule_is_a_problem_of_a_field(
         assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"mode": "exempt"}, "user:1, search: exempt"),
+        ({"mode": "exempt", "subject": "*"}, "everybody, search: off for everybody"),
+        ({"mode": "blocked", "rule": "*"}, "user:1, all rules: blocked"),
+        ({"mode": "blocked", "subject": "*"}, "everybody, search: blocked"),
+        ({"mode": "rate", "rate": "5/m"}, "user:1, search: 5/m"),
+        ({"mode": "shadow"}, "user:1, search: reports only"),
+    ],
+)
+def test_an_override_says_who_it_is_about_with_what_it_does(values: dict[str, Any], said: str) -> None:
+    assert str(override(**values)) == said
+
+
 @pytest.mark.usefixtures("database")
 class TestTheDatabase:
     def test_saving_keeps_what_cleaning_would(self) -> None:

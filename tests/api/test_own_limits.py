@@ -163,6 +163,15 @@ def test_the_end_of_a_period_is_in_the_time_zone_of_its_rule(
         assert (plan["until"], shown()) == (until, {"plan": f"9,999 of 10,000 left until {words}"})
 
 
+def test_the_end_of_a_window_is_in_the_time_zone_of_the_site(settings: Any) -> None:
+    settings.TIME_ZONE = "Asia/Tokyo"
+    with freeze(START):
+        check("uploads", "user:7")
+
+        found = json.loads(limits_view(request_of_ann()).content)["limits"]
+    assert next(each["until"] for each in found if each["rule"] == "uploads").endswith("+09:00")
+
+
 @pytest.mark.parametrize(
     ("rate", "left"),
     [

@@ -298,5 +298,15 @@ class TestSlotsThatWaitForTheUser:
 
             assert slot("one", 1, subject="user:7").holders() == []
 
+    def test_a_view_that_takes_none_is_logged(self, caplog: pytest.LogCaptureFixture, settings: Any) -> None:
+        careless = concurrency(1, "user", name="one")(TokenView.as_view())
+        route = path("careless/", careless, name=f"careless {next(numbers)}")
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [route]})
+
+        assert statuses("sync", "careless", "7") == [200]
+
+        (logged,) = [each.getMessage() for each in caplog.records if each.name == "django_quota.web"]
+        assert logged.startswith(f"The view {route.name!r} answered 200 while a slot waited for it. Nothing limited")
+
     def test_without_any_nobody_is_refused(self) -> None:
         assert take_waiting_slots(self.request()) is None
