@@ -141,7 +141,7 @@ class _Decorator:
             return self._limit_class(view)
         if isinstance(view, HttpRequest) and self._function is not None:
             raise RuleError(f"@quota has no parentheses on {dotted_path(self._function)}.", BARE_HINT)
-        if isinstance(view, HttpRequest) or not callable(view):
+        if not callable(view):
             raise RuleError(f"@quota is on {type(view).__name__}, not on a view. Write @quota('10/m') above a view.")
         return self._limit(view)
 
@@ -277,7 +277,7 @@ def concurrency(
         if isinstance(view, type):
             cast("Any", view).dispatch = decorate(dispatch_of(view, "@concurrency"))
             return view
-        if isinstance(view, HttpRequest) or not callable(view):
+        if not callable(view):
             raise RuleError(f"@concurrency is on {type(view).__name__}, not on a view.")
         path = path_of_view(view)
         rule = replace(named, name_for=partial(_name_of, view, path)) if name is None else named

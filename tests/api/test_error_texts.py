@@ -4,7 +4,7 @@ import pytest
 from django.utils import translation
 
 from django_quota.error_texts import error_in_words, some_of
-from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,7 @@ def test_the_error_of_a_store_is_in_the_language_of_the_reader(language: str, sa
 
 def test_an_error_of_the_settings_has_its_hint() -> None:
     assert error_in_words(ConfigurationError("It is wrong.", "Use 5.")) == "It is wrong. Use 5."
+
+
+def test_any_other_error_has_its_own_words() -> None:
+    assert error_in_words(QuotaError("something else")) == "something else"

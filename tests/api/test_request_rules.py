@@ -298,8 +298,16 @@ class TestSlotsThatWaitForTheUser:
 
             assert slot("one", 1, subject="user:7").holders() == []
 
-    def test_a_view_that_takes_none_is_logged(self, caplog: pytest.LogCaptureFixture, settings: Any) -> None:
-        careless = concurrency(1, "user", name="one")(TokenView.as_view())
+    @pytest.mark.parametrize("place", ["view", "settings"])
+    def test_a_view_that_takes_none_is_logged(
+        self, place: str, caplog: pytest.LogCaptureFixture, settings: Any
+    ) -> None:
+        careless = TokenView.as_view()
+        if place == "view":
+            careless = concurrency(1, "user", name="one")(careless)
+        else:
+            rules = {"one": {"at_once": 1, "key": "user", "match": "/careless/"}}
+            settings.QUOTA = {**settings.QUOTA, "RULES": rules}
         route = path("careless/", careless, name=f"careless {next(numbers)}")
         settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [route]})
 

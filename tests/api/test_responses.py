@@ -280,6 +280,13 @@ class TestProblemJson:
             banned = check("1/m", "global", **self.BAN)
             assert parsed(refusal_response(get(), banned), "RateLimit") == [("b", {"r": 0, "t": 539})]
 
+    def test_of_a_limit_leaves_out_a_tier_without_one(self) -> None:
+        unlimited = quota({"anonymous": None, "authenticated": "5/m"}, name="plan", daily=True)
+        response = unlimited(quota("0/m", name="shut")(view))(get(PROBLEM))
+
+        assert json.loads(response.content)["violated-policies"] == ["shut"]
+        assert [name for name, _ in parsed(response, "RateLimit-Policy")] == ["shut"]
+
     def test_of_an_outage_has_no_limit(self) -> None:
         denied = Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True)
 
