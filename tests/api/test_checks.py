@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.conf.urls.i18n import i18n_patterns
 from django.contrib.auth.models import AnonymousUser, User
-from django.core.checks import ERROR, run_checks
+from django.core.checks import ERROR, WARNING, run_checks
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -229,6 +229,14 @@ def test_every_wrong_value_is_reported_at_once(quota: Any, found: list[tuple[str
     pairs = [(each.msg, words) for each, (_, words, _) in zip(reported, found, strict=True)]
     pairs += [(str(each.hint), hint) for each, (_, _, hint) in zip(reported, found, strict=True)]
     assert [(text, words) for text, words in pairs if words not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("quota", "code", "level"),
+    [({"PREFXI": "p"}, "E015", ERROR), ({"TRUSTED_PROXIES": ["0.0.0.0/0"]}, "W008", WARNING)],
+)
+def test_the_letter_of_a_finding_is_its_level(quota: Any, code: str, level: int) -> None:
+    assert [(each.id, each.level) for each in findings(quota)] == [(f"django_quota.{code}", level)]
 
 
 def page(request: HttpRequest) -> HttpResponse:
