@@ -276,6 +276,7 @@ TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
     [
         ([THEIRS, OURS], BY_USER, ""), ([OURS, THEIRS], BY_USER, ""), ([OURS], BY_USER, "W005"),
         ([THEIRS], BY_USER, "W003"), ([OURS], site(), ""), ([OURS], site(key=("ip", "user")), "W005"),
+        ([OURS], site(rate=TIERS, tier="builtins.str"), ""),
         ([OURS], site(rate=TIERS), "W005"), ([OURS], site(exempt="staff"), "W005"), ([], site("1/m"), ""),
         ([OURS, "tests.auth"], BY_USER, ""),  # it may set the user
         (["nowhere.Middleware", OURS], site(), ""),  # Django says at start that there is no such class
@@ -317,7 +318,9 @@ def test_w005_a_limit_before_such_a_framework_needs_a_middleware(settings: Any) 
 
 
 def test_w017_a_rule_is_reported_once_though_several_views_read_tokens_later(settings: Any) -> None:
-    views = [type(name, (View,), {"authentication_classes": [type("Token", (), {})]}) for name in ("One", "Other")]
+    views: list[Any] = [
+        type(name, (View,), {"authentication_classes": [type("Token", (), {})]}) for name in ("One", "Other")
+    ]
     urls: Any = [path(f"{view.__name__}/", view.as_view()) for view in views]
 
     (found,) = found_on(settings, {**BY_USER, "ip": BY_IP}, *urls)
@@ -641,7 +644,7 @@ def test_w030_a_rule_reaches_a_view_by_one_url_but_misses_another(
 
 
 def test_w030_a_rule_that_misses_urls_of_two_views_is_reported_once(settings: Any) -> None:
-    other = [path("other", rate_of), path("other/", rate_of)]  # type: ignore[type-var]
+    other = [path(f"other{end}", Answers.as_view()) for end in ("", "/")]
 
     (found,) = found_on(settings, site(match=["/hook/", "/other/"]), *HOOKS, *other, only="W030")
 

@@ -112,7 +112,7 @@ class TestKindsOfViews:
             pytest.param(lambda: quota("1/m")(None), ".", id="None"),  # type: ignore[type-var]
             pytest.param(lambda: quota(plain)(get()), r"no parentheses on .*\.plain\. Write it", id="no parentheses"),
             pytest.param(
-                lambda: quota("1/m")(get()),  # type: ignore[type-var]
+                lambda: quota("1/m")(get()),
                 r"@quota is on WSGIRequest, not on a view",
                 id="a request",
             ),
