@@ -412,7 +412,7 @@ class RecordHits(Operation):
         field: str,
         counts: Mapping[str, int],
         span: int,
-        tier: str = "",
+        tier: str,
         until: int = 0,
     ) -> None:
         keys = [status_key, sent_key, day_key] if day_key else [status_key, sent_key]

@@ -589,6 +589,7 @@ class Upkeep(Machine):
             lambda *given: RecordHits(key_of("u", "s"), key_of("u", "sent:p"), *given),
             st.sampled_from([TODAY, ""]), st.integers(1, 20), NAMES,
             st.dictionaries(st.sampled_from("aru"), st.integers(-9, 9)), st.sampled_from([0, SECOND]),
+            st.sampled_from(["", "free", "pro"]), st.sampled_from([0, 0, START, START + 30 * SECOND, START + DAY]),
         )
     )  # fmt: skip
     def a_day_is_counted_and_moved(self, operation: Operation) -> None:

@@ -8,7 +8,7 @@
 --        stop: until when the mark says so; 0: it has none. moment: when the portion was decided; cost: what it took;
 --        actual: what was really used; places: for each limit 1, or 0 if the limit did not count it, and so gives
 --        nothing back; lease: its id, see leased_units; drawn: what it took of grants; day 1: it has a day of its own
--- reply  adjust: nothing; from then on the cost of each hit is 0. answer: nothing; it shows the first answer to a hit
+-- reply  adjust: nothing; from then on the cost of each limit is 0. answer: nothing; it shows the first answer to a hit
 --        that was settled before, and remembers that to any other. judge_near: nothing; it adds flags
 local restorers = need('restore')
 
@@ -89,7 +89,6 @@ local function adjust(hits, keys_read)
         recount_day(day_key, hit.rule, cost, actual)
       end
     end
-    hit.cost = 0
     for _, limit in ipairs(hit) do limit.cost = 0 end
   end
 end

@@ -1,0 +1,128 @@
+"""What a store may know of an operation before it runs it, and of its reply."""
+
+from typing import Any
+
+import pytest
+
+from django_quota import Rule
+from django_quota.core.algorithms.stock import MAX_INT64
+from django_quota.engine.codec import Adjust
+from django_quota.engine.decide import Decide
+from django_quota.engine.events import AppendEvents, EventLog, ReadEvents, RecordHits
+from django_quota.engine.operations import DictStates, Operation
+from django_quota.engine.state_copies import ReadStates, WriteStates
+from django_quota.engine.system_operations import AddMetrics, MetricsKeys, RegisterWorker, Sweep
+from django_quota.features.counters import operations as counters
+from django_quota.features.usage import days
+from tests.support.steps import MINUTE, START, hits_of
+
+DAY = 86_400_000_000
+KEYS = ("total", "grants")
+DAYS = (START, START + DAY)
+HITS = hits_of(Rule.make("api", "5/m"))
+
+OPERATIONS: dict[str, Operation] = {
+    **{mode: Decide(HITS, mode) for mode in ("check", "force", "peek", "refund")},  # type: ignore[arg-type]
+    "adjust": Decide(HITS, Adjust([None])),
+    "get": counters.Get(KEYS),
+    "pop": counters.Pop(KEYS),
+    "grants": counters.Grants(KEYS),
+    "set": counters.Set(KEYS, 5, MINUTE),
+    "take": counters.TakeUnits(KEYS, 5, MINUTE),
+    "transfer": counters.Transfer(("a", "b", "c", "d"), 5, MINUTE),
+    "grant": counters.AddGrant((*KEYS, "mark"), 5, MINUTE, 0, "order-17"),
+    "incr": counters.Incr(("total", "days", "grants"), 5, MINUTE, "21", *DAYS),
+    "days of a counter": counters.Days(["days"], [(1, 31)]),
+    "unique": counters.Unique(("all", "day"), "value", MINUTE, *DAYS),
+    "unique count": counters.UniqueCount("all"),
+    "read states": ReadStates(["total"]),
+    "write states": WriteStates({"total": None}),
+    "read days": days.ReadDays(["day"]),
+    "set aside": days.SetAside("day", "aside", 0),
+    "drop aside": days.DropAside("aside", 7),
+    "sweep": Sweep(["l"], [True], [1], 1, repairs=True),
+    "metrics": AddMetrics(MetricsKeys(*"abcdef"), 1, {}, {}, {}),
+    "worker": RegisterWorker("workers", "token", MINUTE),
+    "append events": AppendEvents(EventLog(("events", "bans")), []),
+    "read events": ReadEvents(["events"]),
+    "record hits": RecordHits("s", "sent", "", 1, "api", {}, 0, ""),
+}
+
+
+def those_that(name: str) -> set[str]:
+    return {of for of, operation in OPERATIONS.items() if getattr(operation, name)}
+
+
+def test_what_gives_something_back_waits_longer_for_its_turn_in_a_busy_process() -> None:
+    assert those_that("gives_back") == {"refund", "adjust"}
+
+
+def test_what_may_read_very_much_runs_beside_the_hits() -> None:
+    slow = {"days of a counter", "read states", "write states", "read days", "set aside", "drop aside", "sweep"}
+    assert those_that("is_slow") == slow
+
+
+def test_what_only_reads_needs_no_lock() -> None:
+    reading = {"peek", "get", "grants", "days of a counter", "unique count", "read states", "read days", "read events"}
+    assert those_that("is_reading") == reading
+
+
+@pytest.mark.parametrize("name", sorted(those_that("is_reading")))
+def test_what_needs_no_lock_writes_nothing(name: str) -> None:
+    states = DictStates()
+    states.put("total", 5, START + DAY)
+    before = dict(states.kept)
+
+    OPERATIONS[name].run(states, START)
+
+    assert states.kept == before
+
+
+def test_what_runs_in_redis_only_says_so_elsewhere() -> None:
+    with pytest.raises(NotImplementedError, match="Sweep runs in Redis only"):
+        OPERATIONS["sweep"].run(DictStates(), START)
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "has_written"),
+    [
+        pytest.param("get", 9, False, id="a read"),
+        pytest.param("pop", 9, False, id="a pop may have found nothing"),
+        pytest.param("set", 9, True, id="a total is set"),
+        pytest.param("set", "text", False, id="what is not a counter is not set"),
+        pytest.param("take", 5, True, id="units are taken"),
+        pytest.param("take", 4, False, id="there are too few units"),
+        pytest.param("incr", 9, True, id="a total is raised"),
+        pytest.param("incr", MAX_INT64, False, id="a total would not fit"),
+        pytest.param("grant", 9, True, id="units are granted"),
+        pytest.param("grant", MAX_INT64, False, id="units granted would not fit"),
+        pytest.param("unique", 9, True, id="a value is counted"),
+    ],
+)
+def test_a_reply_says_whether_the_store_has_written(name: str, total: Any, has_written: bool) -> None:
+    operation, states = OPERATIONS[name], DictStates()
+    states.put("total", total, START + DAY)
+
+    assert operation.has_written(operation.run(states, START)) is has_written
+
+
+@pytest.mark.parametrize(
+    ("keys", "total", "has_written"),
+    [
+        pytest.param("abcd", 5, True, id="units move"),
+        pytest.param("abcd", 4, False, id="there are too few units"),
+        pytest.param("aacc", 5, False, id="to itself nothing moves"),
+    ],
+)
+def test_the_reply_to_a_transfer_says_whether_the_store_has_written(keys: str, total: int, has_written: bool) -> None:
+    operation, states = counters.Transfer(tuple(keys), 5, MINUTE), DictStates()
+    states.put("a", total, START + DAY)
+
+    assert operation.has_written(operation.run(states, START)) is has_written
+
+
+def test_the_reply_to_a_grant_that_is_known_does_not_say_that_the_store_has_written() -> None:
+    operation, states = OPERATIONS["grant"], DictStates()
+    operation.run(states, START)
+
+    assert operation.has_written(operation.run(states, START)) is False
