@@ -465,6 +465,12 @@ class TestIndexOfBans:
         assert entries == [(f"{SUBJECT} 1/m".encode(), float(START + 10 * MINUTE))]
 
     @pytest.mark.usefixtures("banned")
+    def test_it_lives_as_long_as_its_last_ban(self, raw: redis.Redis) -> None:
+        spare = HOUR  # where a test passes the time in
+
+        assert 0 < int(raw.pttl(self.INDEX)) <= (10 * MINUTE + spare) // 1_000 + 1
+
+    @pytest.mark.usefixtures("banned")
     def test_a_ban_that_is_lifted_leaves_it(self, raw: redis.Redis) -> None:
         reset("1/m", SUBJECT, ban=BAN)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import redis
 
 from django_quota import Rule
 from django_quota.core.algorithms.stock import MAX_INT64
@@ -15,8 +16,11 @@ from django_quota.engine.system_operations import AddMetrics, MetricsKeys, Regis
 from django_quota.features.counters import operations as counters
 from django_quota.features.usage import days
 from tests.support.steps import MINUTE, START, hits_of
+from tests.support.stores import current_store
 
 DAY = 86_400_000_000
+SPARE = 3_600_000
+"""For how many milliseconds a key outlives its content where a test passes the time in."""
 KEYS = ("total", "grants")
 DAYS = (START, START + DAY)
 HITS = hits_of(Rule.make("api", "5/m"))
@@ -126,3 +130,23 @@ def test_the_reply_to_a_grant_that_is_known_does_not_say_that_the_store_has_writ
     operation.run(states, START)
 
     assert operation.has_written(operation.run(states, START)) is False
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    ("entries", "most", "reply"),
+    [
+        pytest.param({"a": START, "b": START + 1}, 9, [1, 1, 0, SPARE + 1], id="the rest is needed until it expires"),
+        pytest.param({"a": START - 1, "b": START}, 1, [1, 1, 1, 7_000], id="no entry of the rest is needed"),
+        pytest.param({"a": START, "b": START + 1}, 0, [1, 0, 1, SPARE + 1], id="no more entries may go"),
+        pytest.param({"a": START}, 9, [1, 1, 0, 0], id="nothing is left"),
+        pytest.param({}, 9, [0, 0, 0, 0], id="there is no such key"),
+    ],
+)
+def test_a_sweep_says_what_it_did_to_a_key_without_a_ttl(
+    entries: dict[str, int], most: int, reply: list[int], raw: redis.Redis
+) -> None:
+    if entries:
+        raw.zadd("{a}l", entries)
+
+    assert current_store().run(Sweep(["{a}l"], [True], [7_000], most, repairs=True), START) == reply
