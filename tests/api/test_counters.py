@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from django_quota import aonce, counter, once
 from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
+from django_quota.features.counters import calls
+from django_quota.features.counters.calls import counters_of
 from django_quota.testing import freeze
 from django_quota.types import Counter
 from tests.support.inputs import inputs
@@ -636,11 +638,85 @@ def test_a_key_that_holds_something_else_is_named_in_an_error_that_changes_nothi
         row("bytes as a group", "group", b"shop", "is not the group of a counter. Use, for example, group='shop'"),
         row("a ttl below a second", "ttl", 0.5, "^ttl=.* is not a duration from 1 second to 36600 days"),
         row("a ttl of centuries", "ttl", timedelta(days=36_601), "^ttl=.* is not a duration from 1 second to 36600"),
+        row("a store of another kind", "store", "redis", r"^counter\('views', store='redis'\) "),
     ],
 )
 def test_a_wrong_option_is_refused(option: str, value: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         counter(**{"name": "views", option: value})
+
+
+@pytest.mark.parametrize("ttl", [1, timedelta(days=36_600)], ids=["a second", "a hundred years"])
+def test_a_counter_lives_for(ttl: Any) -> None:
+    assert counter("views", ttl=ttl).ttl == (ttl if isinstance(ttl, timedelta) else timedelta(seconds=ttl))
+
+
+@MEMORY
+class TestWhatCountersHold:
+    """Of a subject, as the pages of operators show it."""
+
+    @pytest.fixture(autouse=True)
+    def none_is_made(self, memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(calls, "made", {})
+
+    def held(self, *names: str, **options: Any) -> list[tuple[str, int]]:
+        return [(of.counter, of.total) for of in counters_of("user:1", names, **options)]
+
+    def test_they_are_in_the_order_of_their_names(self) -> None:
+        for number, name in enumerate(("b", "c", "a"), 1):
+            counter(name).set("user:1", number)
+
+        assert self.held() == [("a", 3), ("b", 1), ("c", 2)]
+
+    def test_one_that_holds_nothing_is_left_out(self) -> None:
+        counter("views").set("user:2", 5)
+
+        assert self.held() == []
+
+    def test_one_that_holds_nothing_is_there_if_a_request_has_asked_for_units_of_it(self) -> None:
+        counter("views")
+
+        assert self.held(decided=["views", "others"]) == [("views", 0)]
+
+    def test_one_that_owes_units_is_there(self) -> None:
+        counter("views").set("user:1", -5)
+
+        assert self.held() == [("views", -5)]
+
+    def test_one_that_another_process_has_made_is_found_by_its_name(self) -> None:
+        counter("views").set("user:1", 5)
+        calls.made.clear()
+
+        assert (self.held(), self.held("views")) == ([], [("views", 5)])
+
+    def test_each_is_there_once(self, settings: Any, states_on_sqlite: str) -> None:
+        settings.QUOTA = {"STORE": "memory", "DATABASE": states_on_sqlite}
+        counter("views").set("user:1", 5)
+        counter("prepaid", store="database").set("user:1", 7)
+
+        assert self.held() == [("prepaid", 7), ("views", 5)]
+
+    def test_a_group_has_its_own(self) -> None:
+        counter("coins", group="shop").set("user:1", 5)
+        counter("coins", group="till").set("user:1", 7)
+
+        assert self.held() == [("coins", 5), ("coins", 7)]
+
+    def test_they_are_as_many_as_a_process_remembers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(calls, "MAX_MADE", 2)
+        for name in "abc":
+            counter(name).set("user:1", 1)
+
+        assert self.held() == [("a", 1), ("b", 1)]
+
+
+@REDIS
+def test_a_key_that_is_no_counter_hides_no_other_one(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "made", {})
+    counter("views").set("user:1", 5)
+    raw.rpush(f"{BASE}:c:coins", "foreign")
+
+    assert [of.counter for of in counters_of("user:1", ["coins"])] == ["views"]
 
 
 @pytest.fixture(params=["sync", "async"])
