@@ -54,6 +54,15 @@ def test_the_rules_that_are_kept_compiled_have_a_bound(monkeypatch: pytest.Monke
     assert kept == [(rule, True) for rule in rules]
 
 
+def test_a_rule_takes_ahead_though_the_compiled_ones_have_just_been_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MAX_RULES", 1)
+    compiled(Rule.make("plain", "5/m"))
+
+    compiled(Rule.make("ahead", "5/m", prefetch=True))
+
+    assert CompiledRule.any_prefetches
+
+
 def test_a_counter_is_compiled_once() -> None:
     assert compiled(counter("credits").as_take) is compiled(counter("credits").as_take)
     assert compiled(counter("credits").as_take) is not compiled(counter("credits", ttl="2d").as_take)

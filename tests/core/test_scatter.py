@@ -18,16 +18,18 @@ from django_quota.core.algorithms.subscription import PeriodCount
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.flow import run_sync
 from django_quota.engine.asks import Ask
-from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Adjust
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Adjust, Flag, Reply
 from django_quota.engine.decide import Decide
+from django_quota.engine.hits import Ahead
 from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.receipts import Receipt
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import StoreUnavailable
+from django_quota.features.counters.operations import AddGrant
 from tests.core.test_bounds import CASES, GAPS, most_in_a_window
 from tests.support.inputs import inputs
 from tests.support.questions import Question, QuestionMode, driven
-from tests.support.random_plans import STEPS, home, in_order
+from tests.support.random_plans import CREDITS, STEPS, home, in_order
 from tests.support.specifications import specify
 from tests.support.steps import MINUTE, SECOND, START
 
@@ -186,6 +188,98 @@ def test_what_was_taken_before_a_refusal_or_a_failure_is_given_back(last: Rule, 
         assert check_over(places, (WIDE, "ip:1"), (WIDE, "ip:2"), (last, "ip:3"))[1] == REFUSED
     assert len(undos) == 2
     assert [home(key) for key in places.live(START)] == left
+
+
+A_DAY = Rule.make("a-day", "5/d", algorithm="calendar")
+DAYS = 3 * 86_400 * SECOND
+"""For longer than a limit of days knows the edges."""
+
+
+def test_what_was_taken_of_a_day_that_has_ended_stays_counted() -> None:
+    places = Apart()
+
+    def day_ends(operation: Operation) -> bool:
+        """Let days pass in the first slot while the second one refuses."""
+        if home(operation.keys[0]) == "{ip:2":
+            places.off = {"{ip:1": DAYS}
+        return False
+
+    places.fails = day_ends
+
+    reply = check_over(places, (A_DAY, "ip:1"), (SHUT, "ip:2"))
+
+    assert (reply[1], reply[2:4]) == (REFUSED, [1, 4])
+
+
+def test_a_slot_in_another_day_promises_nothing_of_a_refused_request() -> None:
+    places = Apart({"{ip:2": DAYS})
+
+    reply = check_over(places, (SHUT, "ip:1"), (A_DAY, "ip:2"))
+
+    assert (reply[1], reply[2 + PER_LIMIT :]) == (REFUSED, [1, 0, 0, 0, NEVER])
+
+
+@pytest.mark.parametrize("mode", ["force", "refund"])
+def test_what_is_not_all_or_nothing_stays_done_where_another_slot_fails(mode: QuestionMode) -> None:
+    places, modes = Apart(), list[Any]()
+
+    def fails(operation: Operation) -> bool:
+        modes.extend([operation.mode] if isinstance(operation, Decide) else [])
+        return home(operation.keys[0]) == "{ip:2"
+
+    places.fails = fails
+
+    with pytest.raises(StoreUnavailable):
+        driven(places.run, Question([Ask(WIDE, "ip:1", 1), Ask(WIDE, "ip:2", 1)]), mode, START)
+
+    assert modes == [mode, mode]
+
+
+NEAR = Rule.make("near", "5/m", warn_at=0.2)
+
+
+@pytest.mark.parametrize(("other", "shares"), [(WIDE, [200]), (SHUT, [])], ids=["allowed", "refused"])
+def test_a_share_is_reported_only_by_a_request_that_is_allowed(other: Rule, shares: list[int]) -> None:
+    question = Question([Ask(NEAR, "ip:1", 1), Ask(other, "ip:2", 1)])
+
+    reply = driven(Apart().run, question, "check", START)
+
+    flags = Reply.decode(reply, question.hits_at(START)).flags
+    assert [value for _, flag, value in flags if flag == Flag.NEAR_EMITTED] == shares
+
+
+@pytest.mark.parametrize(("other", "drawn"), [(WIDE, [3]), (SHUT, [])], ids=["allowed", "refused"])
+def test_what_was_drawn_of_grants_is_reported_only_if_it_stays_taken(other: Rule, drawn: list[int]) -> None:
+    question, places = Question([Ask(CREDITS, "ip:1", 3), Ask(other, "ip:2", 1)]), Apart()
+    hit = question.hits[0]
+    mark = hit.base + "granted:credits:order-17"
+    places.one(AddGrant((hit.limits[0].key, *hit.grants_keys, mark), 9, 400 * MINUTE, MINUTE, "order-17"), START)
+
+    reply = driven(places.run, question, "check", START)
+
+    flags = Reply.decode(reply, question.hits_at(START)).flags
+    assert [value for _, flag, value in flags if flag == Flag.DRAWN] == drawn
+
+
+@pytest.mark.parametrize(("other", "is_taken"), [("ip:1", True), ("ip:2", False)], ids=["one slot", "two slots"])
+def test_nothing_is_taken_ahead_of_several_slots(other: str, is_taken: bool) -> None:
+    ask = Ask(Rule.make("ahead", "90/m", prefetch=True), "ip:1", 1)
+    question = Question([ask, Ask(WIDE, other, 1)], ahead={ask.place: Ahead("", 0, "n1", 9, 2, SECOND)})
+
+    reply = driven(Apart().run, question, "check", START)
+
+    assert bool(question.granted(reply)) is is_taken
+
+
+def test_what_a_process_returns_reaches_its_slot_though_it_takes_nothing_ahead() -> None:
+    ask, places = Ask(Rule.make("ahead", "90/m", prefetch=True), "ip:1", 1), Apart()
+    taking = Question([ask], ahead={ask.place: Ahead("", 0, "n1", 9, 2, SECOND)})
+    driven(places.run, taking, "check", START)
+
+    returning = Question([ask, Ask(WIDE, "ip:2", 1)], ahead={ask.place: Ahead("n1", 4, "n2", 9, 2, SECOND)})
+    reply = driven(places.run, returning, "check", START)
+
+    assert reply[3] == 90 - 1 - 4 - 1
 
 
 COUNTED = {"count_refused": True}

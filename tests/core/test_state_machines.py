@@ -726,6 +726,18 @@ def test_metrics_keep_the_subjects_that_are_refused_most(places: Places) -> None
     assert (len(refused), refused["ip:5"]) == (site.SUBJECTS, "2")
 
 
+@pytest.mark.parametrize("more", [0, 1], ids=["as many as there may be", "one too many"])
+def test_metrics_keep_the_slots_that_are_needed_longest(more: int, places: Places) -> None:
+    most = site.SLOTS * 3 // 2
+    many = {f"slot-{number}": SECOND + number for number in range(most + more)}
+
+    places.run(site.AddMetrics(METRICS, 3, {}, {}, many), START)
+
+    slots = places.lying()[METRICS.slots]
+    assert len(slots) == (site.SLOTS if more else most)
+    assert ("slot-0" in slots, f"slot-{most - 1}" in slots) == (not more, True)
+
+
 def near_the_wrap(places: Places) -> str:
     """Let a window's running total be near the end of its numbers; return its key."""
     (hit,) = hits_of(Rule.make("sliding", "10/m"), cost=3)
