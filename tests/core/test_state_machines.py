@@ -1,7 +1,7 @@
 """Redis, memory, rows and the specification do the same: random operations at random times, and they never differ."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import pytest
@@ -15,13 +15,14 @@ from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import WRAP, WindowEntry
 from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64, Credit, Total
 from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
+from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import field, status_key
 from django_quota.engine import system_operations as site
 from django_quota.engine.asks import Ask, Asked, Place
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG, RecordHits
-from django_quota.engine.hits import Ahead
+from django_quota.engine.hits import Ahead, Hit
 from django_quota.engine.operations import Operation, text
 from django_quota.engine.receipts import Receipt
 from django_quota.features import bans, resets
@@ -803,4 +804,52 @@ def test_a_count_in_two_keys_changes_neither_if_one_holds_something_else(
     before = places.dump()
 
     assert places.run(operation, START)[0] == counters.NO_COUNTER
+    assert places.dump() == before
+
+
+def leased_since_the_start(places: Places, taken: Any) -> Hit:
+    """Let a subject take 60 of 100 units for a lease of 40 seconds; return the hit."""
+    question = Question([Ask(taken, "user:1", 60, "lease1")])
+    (hit,) = question.hits
+    places.run(counters.Set((hit.limits[0].key, *hit.grants_keys), 100, hit.limits[0].parameters.a), START)
+    places.decide(question, "check", START)
+    return hit
+
+
+ENDED = START + 41 * SECOND
+BACK: dict[str, Callable[[Places, Any, Hit], object]] = {
+    "the sweep": lambda places, taken, hit: places.run(GiveBackEnded(hit.leased_keys[0]), ENDED),
+    "a refused request": lambda places, taken, hit: places.decide(
+        Question([Ask(taken, "user:1", 101, "lease2")]), "check", ENDED
+    ),
+}
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("gives_back", BACK.values(), ids=BACK)
+@pytest.mark.parametrize("taken", LEASED, ids=["a counter", "of a group"])
+def test_a_total_lives_as_long_as_the_lease_that_went_back_was_remembered(
+    places: Places, taken: Any, gives_back: Callable[[Places, Any, Hit], object]
+) -> None:
+    hit = leased_since_the_start(places, taken)
+    total_key, remembered = hit.limits[0].key, places.states.expiry(hit.leased_keys[0])
+
+    gives_back(places, taken, hit)  # which compares the TTLs of all places
+
+    assert places.states.get(total_key) == 100
+    assert places.states.expiry(total_key) == remembered
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("what", ["total", "grants"])
+def test_a_lease_that_has_ended_stays_where_the_counter_holds_something_else(places: Places, what: str) -> None:
+    hit = leased_since_the_start(places, LEASED[0])
+    key = hit.limits[0].key if what == "total" else hit.grants_keys[0]
+    places.put(key, FOREIGN, START + 2 * TTL, *(("SET", key, "text") if what == "total" else ("RPUSH", key, *FOREIGN)))
+    before = places.dump()
+
+    for run in (places.in_redis, places.specified):
+        with pytest.raises(StoreDataError):
+            run(GiveBackEnded(hit.leased_keys[0]), ENDED)
+
     assert places.dump() == before
