@@ -807,6 +807,86 @@ def test_a_count_in_two_keys_changes_neither_if_one_holds_something_else(
     assert places.dump() == before
 
 
+def of_a(kind: Callable[..., Operation], *amount: int) -> Operation:
+    return kind(keys_of("a"), *amount, *[TTL for _ in amount])
+
+
+def granted(units: int, span: int, order: int, subject: str = "a") -> Operation:
+    """Return the grant of units that live so long; 0: for good."""
+    keys = (*keys_of(subject), key_of(subject, f"granted:total:{order}"))
+    return counters.AddGrant(keys, units, TTL, span, str(order))
+
+
+def incremented(amount: int, off: int = 0, subject: str = "a", day: int = 0) -> Operation:
+    """Return an increment. `day`: how many days have passed; `off`: by how many the day that is sent is wrong."""
+    keys = (key_of(subject), key_of(subject, "c:total:2025-11"), keys_of(subject)[1])
+    begins = MIDNIGHT + (day + off) * DAY
+    return counters.Incr(keys, amount, TTL, f"{21 + day + off:02}", begins, begins + DAY)
+
+
+def moved(amount: int, source: str = "a", destination: str = "b") -> Operation:
+    keys = [key for pair in zip(keys_of(source), keys_of(destination), strict=True) for key in pair]
+    return counters.Transfer(keys, amount, TTL)
+
+
+GET, GRANTS, POP = of_a(counters.Get), of_a(counters.Grants), of_a(counters.Pop)
+OF_B = counters.Grants(keys_of("b"))
+STEPS_OF_COUNTERS: dict[str, list[tuple[int, Operation]]] = {
+    "spent in order": [
+        (0, granted(5, DAY, 1)), (0, granted(3, DAY, 2)), (0, granted(3, DAY, 2)), (0, granted(4, 0, 3)),
+        (0, granted(2, 2 * DAY, 4)), (0, GRANTS), (1, of_a(counters.TakeUnits, 6)), (0, GRANTS), (0, incremented(2)),
+        (0, GRANTS), (0, incremented(-1)), (0, GRANTS), (0, of_a(counters.TakeUnits, 99)), (0, GRANTS),
+    ],
+    "expired to the microsecond": [
+        (0, granted(5, DAY, 1)), (0, granted(3, DAY, 2)), (DAY - 1, GET), (1, GET), (0, GRANTS), (1, GET), (0, GRANTS),
+        (0, of_a(counters.TakeUnits, 1)), (0, POP), (0, GET),
+    ],
+    "taken after some have expired": [
+        (0, granted(5, DAY, 1)), (0, granted(4, 0, 2)), (DAY, of_a(counters.TakeUnits, 5)), (0, GET),
+        (0, of_a(counters.TakeUnits, 4)), (0, GET), (0, GRANTS),
+    ],
+    "counted after some have expired": [
+        (0, granted(5, DAY, 1)), (0, granted(4, 2 * DAY, 2)), (DAY, incremented(3, day=1)), (0, GRANTS),
+        (0, granted(2, DAY, 3)), (0, GRANTS), (DAY, incremented(1, day=2)), (0, GRANTS), (0, POP), (0, GRANTS),
+    ],
+    "moved with their time": [
+        (0, granted(5, DAY, 1)), (0, granted(3, 2 * DAY, 2)), (0, granted(4, DAY, 3, "b")), (0, moved(6)), (0, GRANTS),
+        (0, OF_B), (0, moved(2, "b", "a")), (0, GRANTS), (0, OF_B), (0, moved(9)), (0, moved(3, "a", "a")),
+        (DAY, moved(1)), (0, OF_B), (0, moved(9, "b", "a")), (0, moved(0, "a", "a")), (DAY, moved(1, "b", "a")),
+        (0, OF_B), (0, GRANTS),
+    ],
+    "owed": [
+        (0, of_a(counters.Set, -5)), (0, granted(3, DAY, 1)), (0, GRANTS), (0, granted(6, DAY, 2)), (0, GRANTS),
+        (0, incremented(-9)), (0, GRANTS), (0, granted(4, DAY, 3)), (DAY, GET), (0, granted(4, DAY, 4)),
+        (0, GRANTS), (0, incremented(-6, day=1)), (DAY, GET), (0, of_a(counters.Set, 7)), (0, GRANTS),
+    ],
+    "too many for 64 bits": [
+        (0, of_a(counters.Set, MAX_INT64 - 9)), (0, granted(5, DAY, 1)), (0, granted(5, 0, 2)), (0, incremented(5)),
+        (DAY, granted(10, 0, 3)), (0, incremented(10, day=1)), (0, GET), (0, granted(9, DAY, 4)), (0, GET),
+        (0, incremented(-3, day=1)), (0, of_a(counters.TakeUnits, MAX_INT64)), (0, GET), (0, moved(9)), (0, OF_B),
+    ],
+    "moved to one that is full": [
+        (0, of_a(counters.Set, 9)), (0, granted(5, DAY, 1)), (0, counters.Set(keys_of("b"), MAX_INT64 - 4, TTL)),
+        (0, granted(4, DAY, 2, "b")), (0, moved(1)), (DAY, moved(5)), (0, GET), (0, OF_B), (0, moved(4)), (0, OF_B),
+    ],
+    "of another day": [
+        (0, incremented(3, off=-1)), (0, incremented(3, off=1)), (0, incremented(3)), (0, granted(2, DAY, 1)),
+        (MIDNIGHT + DAY - 1 - START, incremented(1)), (1, incremented(1)), (0, incremented(1, day=1)), (0, GRANTS),
+    ],
+}  # fmt: skip
+"""How much time passes first, and what is done then."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("steps", STEPS_OF_COUNTERS.values(), ids=STEPS_OF_COUNTERS)
+def test_no_store_differs_in_units_that_are(places: Places, steps: list[tuple[int, Operation]]) -> None:
+    """What chance may leave out: each thing that can be done to a counter whose units expire, at the edges."""
+    now = START
+    for gap, operation in steps:
+        now += gap
+        places.run(operation, now)
+
+
 def leased_since_the_start(places: Places, taken: Any) -> Hit:
     """Let a subject take 60 of 100 units for a lease of 40 seconds; return the hit."""
     question = Question([Ask(taken, "user:1", 60, "lease1")])
