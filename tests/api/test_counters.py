@@ -249,12 +249,12 @@ class TestDays:
         assert (len(series), set(series.values())) == (days, {0})
 
     def test_a_different_value_is_counted_once(self, do: Do) -> None:
-        values = ("a", "b", "a", 7, "7", "", "\ud800", 2**70)
+        values = ("a", "b", "a", 7, "7", "", "\ud800", "\ud801", "?", 2**70)
 
         found = [do(VIEWS, "unique", "page:1", value) for value in values]
 
-        assert found == [True, True, False, True, False, True, True, True]
-        assert do(VIEWS, "unique_count", "page:1") == 6
+        assert found == [True, True, False, True, False, True, True, True, True, True]
+        assert do(VIEWS, "unique_count", "page:1") == 8
 
     def test_a_value_that_was_seen_on_an_earlier_day_is_not_new(self, do: Do) -> None:
         with freeze(START):
@@ -578,7 +578,7 @@ def test_a_counter_shows_itself(of: Counter, shown: str) -> None:
     assert repr(of) == shown
 
 
-TOTAL, MONTH, VALUES = (f"{BASE}:{what}" for what in ("c:views", "c:views:2025-11", "u:views"))
+TOTAL, MONTH, VALUES, GRANTS = (f"{BASE}:{what}" for what in ("c:views", "c:views:2025-11", "u:views", "grants:views"))
 
 
 FOREIGN: list[tuple[str, str, Any, list[tuple[Any, ...]]]] = [
@@ -587,6 +587,12 @@ FOREIGN: list[tuple[str, str, Any, list[tuple[Any, ...]]]] = [
             ("incr",), ("get",), ("set", 5), ("take",), ("pop",), ("transfer", "user:2", 1),
         ])
         for value in (b"", b" 1", b"+1", b"1e3", b"007", b"-0", b"9223372036854775808", ["1"])
+    ],
+    *[
+        (f"grants that are {value!r}", GRANTS, value, [
+            ("incr",), ("get",), ("set", 5), ("take",), ("pop",), ("transfer", "user:2", 1), ("grants",),
+        ])
+        for value in (b"12", ["1"])
     ],
     *[
         (f"a month that is {value!r}", MONTH, value, [
@@ -626,6 +632,20 @@ def test_a_key_that_holds_something_else_is_named_in_an_error_that_changes_nothi
     assert (error.value.counter, error.value.subject) == ("views", "user:1")
     assert ([each.decode() for each in raw.scan_iter()], raw.dump(key)) == ([key], before)
     assert 7_700 < int(raw.ttl(key)) <= 7_777
+
+
+@REDIS
+@pytest.mark.parametrize("what", ["c:views", "grants:views"], ids=["its total", "its grants"])
+@pytest.mark.parametrize("subject", ["user:1", "user:2"], ids=["moved from", "moved to"])
+def test_a_transfer_names_the_counter_that_holds_something_else(
+    subject: str, what: str, raw: redis.Redis, do: Do
+) -> None:
+    raw.rpush(f"quota:1:{{{subject}}}:{what}", "foreign")
+
+    with pytest.raises(CounterError, match="in the store is not a counter") as error:
+        do(VIEWS, "transfer", "user:1", "user:2", 0)
+
+    assert error.value.subject == subject
 
 
 @pytest.mark.parametrize(

@@ -365,6 +365,9 @@ class TestWhatIsWrong:
         with pytest.raises(RuleError, match="expires="):
             CREDITS.grant(ORG, 1, id="order-17", expires=expires)
 
+    def test_units_may_live_as_long_as_their_counter(self) -> None:
+        assert counter("brief", ttl="1d").grant(ORG, 5, id="order-17", expires="1d") == 5
+
     def test_units_that_outlive_their_counter_are_an_error(self) -> None:
         with pytest.raises(ConfigurationError, match=r"longer than counter 'credits' lives.*ttl='401d'"):
             CREDITS.grant(ORG, 1, id="order-17", expires="401d")
@@ -425,6 +428,57 @@ def test_too_many_grants_are_an_error() -> None:
             CREDITS.grant(ORG, 1, id="one more", expires="1h")
 
         assert CREDITS.get(ORG) == MAX_GRANTS
+
+
+ADDING: dict[str, Callable[[], object]] = {
+    "a grant": lambda: CREDITS.grant(ORG, 1, id="one more", expires="1h"),
+    "a transfer": lambda: CREDITS.transfer(OTHER, ORG, 1),
+}
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("add", ADDING.values(), ids=ADDING)
+class TestAsManyGrantsAsThereMayBe:
+    def put(self, raw: redis.Redis, number: int) -> None:
+        """Have so many grants of one unit, that are not used up, and another account with one."""
+        members = {f"1:1:{START + DAY + each}:{each}": START + DAY + each for each in range(number)}
+        raw.zadd(f"quota:1:{{{ORG}}}:grants:credits", members)
+        raw.set(f"quota:1:{{{ORG}}}:c:credits", number)
+        CREDITS.grant(OTHER, 5, id="other", expires="1h")
+
+    def test_the_last_one_fits(self, raw: redis.Redis, add: Callable[[], object]) -> None:
+        with freeze(START):
+            self.put(raw, MAX_GRANTS - 1)
+
+            add()
+
+            assert (CREDITS.get(ORG), len(CREDITS.grants(ORG))) == (MAX_GRANTS, MAX_GRANTS)
+
+    def test_one_more_is_an_error_that_changes_nothing(self, raw: redis.Redis, add: Callable[[], object]) -> None:
+        with freeze(START):
+            self.put(raw, MAX_GRANTS)
+            before = {key: raw.dump(key) for key in raw.scan_iter()}
+
+            with pytest.raises(CounterError, match="more than 1000 grants") as error:
+                add()
+
+        assert error.value.subject == ORG
+        assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("member", ["x", "5:9:soon:order-17", "5:9:order-17", "-5:9:17:order-17"])
+def test_grants_that_another_program_has_written_are_an_error_that_changes_nothing(
+    member: str, raw: redis.Redis
+) -> None:
+    CREDITS.set(ORG, 5)
+    raw.zadd(f"quota:1:{{{ORG}}}:grants:credits", {member: START})
+    before = {key: raw.dump(key) for key in raw.scan_iter()}
+
+    with pytest.raises(CounterError, match="grants:credits in the store is not a counter"):
+        CREDITS.take(ORG, 1)
+
+    assert {key: raw.dump(key) for key in raw.scan_iter()} == before
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -739,6 +739,62 @@ def test_metrics_keep_the_slots_that_are_needed_longest(more: int, places: Place
     assert ("slot-0" in slots, f"slot-{most - 1}" in slots) == (not more, True)
 
 
+def recorded(number: int, counts: dict[str, int], tier: str = "", span: int = SECOND, until: int = 0) -> Operation:
+    return RecordHits(key_of("u", "s"), key_of("u", "sent:p"), TODAY, number, "a", counts, span, tier, until)
+
+
+def reported(number: int, counts: dict[str, int], refused: dict[str, int], slots: dict[str, int]) -> Operation:
+    return site.AddMetrics(METRICS, number, counts, refused, slots)
+
+
+def alive(token: str) -> Operation:
+    return site.RegisterWorker(key_of("!", "workers"), token, 30 * SECOND)
+
+
+READ = days.ReadDays([TODAY, ASIDE])
+STEPS_OF_UPKEEP: dict[str, list[tuple[int, Operation]]] = {
+    "sends hits": [
+        (0, recorded(3, {"a": 2, "u": 4}, "pro")), (0, recorded(3, {"a": 2})), (0, recorded(2, {"a": 2})), (0, READ),
+        (SECOND - 1, recorded(4, {"a": -1, "u": 0})), (1, recorded(5, {"r": 1}, "free")), (0, READ),
+        (0, recorded(6, {"r": 1}, span=0)), (SECOND, recorded(7, {}, span=0)), (0, recorded(8, {}, "pro")), (0, READ),
+    ],
+    "sends hits that are remembered until a moment": [
+        (0, recorded(1, {"a": 1}, until=START)), (0, recorded(1, {"a": 1}, until=START + 1)), (0, READ),
+        (0, recorded(1, {"a": 1}, until=START + DAY)), (1, recorded(2, {"a": 1}, until=START + DAY)), (0, READ),
+        (0, recorded(2, {"a": 1}, until=START + DAY)), (0, READ),
+    ],
+    "moves a day": [
+        (0, READ), (0, days.SetAside(TODAY, ASIDE, 0)), (0, recorded(1, {"a": 2})), (0, days.SetAside(TODAY, ASIDE, 7)),
+        (0, READ), (0, days.SetAside(TODAY, ASIDE, START + 9)), (0, recorded(2, {"r": 1})),
+        (1, days.SetAside(TODAY, ASIDE, 0)), (0, READ), (0, days.DropAside(ASIDE, START - 1)), (0, READ),
+        (0, days.DropAside(ASIDE, START)), (0, days.DropAside(ASIDE, START)), (0, READ),
+        (0, days.SetAside(TODAY, ASIDE, START + 9)), (0, READ), (0, days.DropAside(ASIDE, START + 10)), (0, READ),
+    ],
+    "sends metrics": [
+        (0, reported(1, {"a:a": 2, "b:r": 1}, {"ip:1": 3}, {"slot": SECOND})), (0, reported(1, {"a:a": 2}, {}, {})),
+        (0, reported(2, {"a:a": 1, "a:s": 4}, {"ip:1": 1, "ip:2": 2}, {"slot": 2 * SECOND, "other": SECOND})),
+        (SECOND, reported(3, {}, {}, {})), (SECOND, reported(4, {}, {}, {"new": MINUTE})), (0, reported(3, {}, {}, {})),
+        (2 * DAY - MINUTE, reported(5, {"a:a": 1}, {"ip:1": 1}, {})),
+    ],
+    "is alive": [
+        (0, alive("a")), (0, alive("b")), (SECOND, alive("a")), (29 * SECOND - 1, alive("c")), (1, alive("c")),
+        (SECOND - 1, alive("c")), (1, alive("c")), (MINUTE, alive("d")),
+    ],
+}  # fmt: skip
+"""How much time passes first, and what a process does then."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("steps", STEPS_OF_UPKEEP.values(), ids=STEPS_OF_UPKEEP)
+def test_no_store_differs_in_what_it_keeps_for_a_process_that(
+    places: Places, steps: list[tuple[int, Operation]]
+) -> None:
+    now = START
+    for gap, operation in steps:
+        now += gap
+        places.run(operation, now)
+
+
 def near_the_wrap(places: Places) -> str:
     """Let a window's running total be near the end of its numbers; return its key."""
     (hit,) = hits_of(Rule.make("sliding", "10/m"), cost=3)
