@@ -324,6 +324,31 @@ def test_a_cell_is_read_back_as_it_was_escaped(text: str) -> None:
     assert read == [made, made, "7"]
 
 
+def test_a_file_is_made_in_parts_of_so_many_rows() -> None:
+    parts = list(csv_lines(["number"], ([number] for number in range(5)), 2))
+
+    assert parts == ['"number"\r\n', '"0"\r\n"1"\r\n', '"2"\r\n"3"\r\n', '"4"\r\n']
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        pytest.param("user:7, 2026", "user-7-2026.csv", id="other characters"),
+        pytest.param("-_a_-", "a.csv", id="dashes at the ends"),
+        pytest.param("x" * 81, f"{'x' * 80}.csv", id="a long name"),
+        pytest.param("\u00e9", "usage.csv", id="nothing is left"),
+    ],
+)
+def test_a_file_is_named(name: str, file: str) -> None:
+    reply = csv_response(RequestFactory().get("/"), name, (), ())
+
+    assert reply["Content-Disposition"] == f'attachment; filename="{file}"'
+
+
+def test_no_cache_keeps_a_file() -> None:
+    assert csv_response(RequestFactory().get("/"), "a", (), ())["Cache-Control"] == "private, no-store"
+
+
 @given(st.text())
 def test_a_file_has_a_harmless_name(text: str) -> None:
     disposition = csv_response(RequestFactory().get("/"), text, (), ())["Content-Disposition"]

@@ -408,6 +408,15 @@ class TestMany:
         self.grant_all(1, 5_000)
         assert left(CREDITS) == {"5000": 1}
 
+    def test_what_comes_back_to_one_of_as_many_as_are_kept_has_its_id(self) -> None:
+        CREDITS.grant(ORG, 9, id="first", expires="1h")
+        reservation = reserve(CREDITS, ORG, 9)
+        self.grant_all(KEPT_GRANTS - 1)
+
+        reservation.cancel()
+
+        assert CREDITS.grants(ORG)[0] == Grant("first", 9, 9, at(START + HOUR))
+
     def test_what_comes_back_to_a_forgotten_grant_still_expires(self) -> None:
         CREDITS.grant(ORG, 9, id="first", expires="1h")
         reservation = reserve(CREDITS, ORG, 9)

@@ -35,10 +35,11 @@ from django_quota import (
 )
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.flow import run_sync
+from django_quota.engine.asks import Take
 from django_quota.engine.state_copies import ReadStates
 from django_quota.features.resets import reset_found
 from django_quota.features.usage.days import recent_usage
-from django_quota.limiting.registry import get_limiter
+from django_quota.limiting.registry import counting_stores, get_limiter
 from django_quota.models import DailyCounter
 from django_quota.operating.inspection import load_snapshot
 from django_quota.signals import near_limit
@@ -71,6 +72,25 @@ def bursts(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer
         settings.CACHES = caches(started(request.param))
         flush()
     empty_database(get_limiter().stores.counting_in(database=True).store)  # type: ignore[arg-type]
+
+
+COUNTING: dict[str, Callable[[], object]] = {
+    "a rule": lambda: Rule.make("week", "5/week", store="database"),
+    "a counter": lambda: counter("prepaid", store="database"),
+    "units of a counter in a string": lambda: Take("prepaid", store="database"),
+}
+
+
+@pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
+def test_the_database_is_a_store_of_the_process_as_soon_as_something_counts_there(
+    make: Callable[[], object], settings: Any, states_on_sqlite: str
+) -> None:
+    settings.QUOTA = {"STORE": "memory", "DATABASE": states_on_sqlite}
+    before = len(counting_stores())
+
+    make()
+
+    assert (before, len(counting_stores())) == (1, 2)
 
 
 def break_store(monkeypatch: pytest.MonkeyPatch, *, database: bool) -> None:

@@ -157,10 +157,12 @@ def test_a_month_that_the_store_no_longer_keeps_is_read_without_it(monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param((OCTOBER, OCTOBER), "is not after since", id="no day"),
-        pytest.param(("2026-10-01", NOVEMBER), "is not a date", id="a string"),
-        pytest.param((OCTOBER, NOVEMBER, "week"), "is not 'day', 'month' or 'period'", id="a week"),
-        pytest.param((OCTOBER, NOVEMBER, "month", API), "is not the name of a rule", id="a rule"),
+        pytest.param((OCTOBER, OCTOBER), "is not after since.*The day `until` is not part of", id="no day"),
+        pytest.param(("2026-10-01", NOVEMBER), r"^since=.* is not a date.*since=date\(2026, 11, 1\)", id="a string"),
+        pytest.param((OCTOBER, 2026), r"^until=2026 is not a date.*until=date\(2026, 11, 1\)", id="a year"),
+        pytest.param((OCTOBER, noon("2026-11-01")), "^until=.* is not a date", id="a moment"),
+        pytest.param((OCTOBER, NOVEMBER, "week"), "is not 'day', 'month' or 'period'.*by='month'", id="a week"),
+        pytest.param((OCTOBER, NOVEMBER, "month", API), "is not the name of a rule.*rule='api'", id="a rule"),
     ],
 )
 def test_a_wrong_argument_is_an_error_at_once(arguments: Any, message: str) -> None:
@@ -310,6 +312,22 @@ class TestPeriodsOfCustomers:
         call_command("quota_usage", month="2026-10", by="period", stdout=printed, stderr=StringIO())
 
         assert printed.getvalue() == "org:1  tokens, period of 2026-10-15: 5 units, 2 allowed, 0 refused\n"
+
+    @pytest.mark.parametrize(
+        ("subject", "since", "until", "begins"),
+        [
+            pytest.param("org:2", NOVEMBER, DECEMBER, [date(2026, 11, 1)], id="it begins on the first day"),
+            pytest.param("org:2", OCTOBER, NOVEMBER, [], id="it begins on the day after the last"),
+            pytest.param("org:1", date(2026, 10, 16), NOVEMBER, [], id="it began the day before the first"),
+            pytest.param("org:1", OCTOBER, date(2026, 10, 16), [date(2026, 10, 15)], id="it begins on the last day"),
+        ],
+    )
+    def test_a_period_is_of_the_span_in_which_it_begins(
+        self, subject: str, since: date, until: date, begins: list[date]
+    ) -> None:
+        lines = [line.period for line in usage_lines(since, until, by="period") if line.subject == subject]
+
+        assert (list(usage(subject, since, until, by="period")), lines) == (begins, begins)
 
 
 def day_of(subject: str) -> date:

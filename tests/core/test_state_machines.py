@@ -916,6 +916,10 @@ STEPS_OF_COUNTERS: dict[str, list[tuple[int, Operation]]] = {
         (0, incremented(-9)), (0, GRANTS), (0, granted(4, DAY, 3)), (DAY, GET), (0, granted(4, DAY, 4)),
         (0, GRANTS), (0, incremented(-6, day=1)), (DAY, GET), (0, of_a(counters.Set, 7)), (0, GRANTS),
     ],
+    "owed where they are moved": [
+        (0, granted(5, DAY, 1)), (0, granted(3, 2 * DAY, 2)), (0, counters.Set(keys_of("b"), -4, TTL)), (0, moved(6)),
+        (0, OF_B), (DAY, OF_B), (0, moved(2)), (0, OF_B),
+    ],
     "too many for 64 bits": [
         (0, of_a(counters.Set, MAX_INT64 - 9)), (0, granted(5, DAY, 1)), (0, granted(5, 0, 2)), (0, incremented(5)),
         (DAY, granted(10, 0, 3)), (0, incremented(10, day=1)), (0, GET), (0, granted(9, DAY, 4)), (0, GET),
