@@ -289,7 +289,6 @@ def events_of(hits: Sequence[Hit], reply: Reply) -> list[EventRecord]:
     events = []
     levels = {index: value for index, flag, value in reply.flags if flag == Flag.BAN_LEVEL}
     banned = {index for index, flag, _ in reply.flags if flag == Flag.BANNED}
-    banned -= {index for index, flag, _ in reply.flags if flag == Flag.BAN_BEGAN}  # a limit refused these
     for index, flag, value in reply.flags:
         if (kind := EVENTS.get(flag)) is None:
             continue

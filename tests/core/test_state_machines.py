@@ -288,6 +288,38 @@ def test_no_store_differs_under_any_rule(places: Places, its_rule: Asked, with_e
     do_all(places, [its_rule], acts, START, with_events=with_events)
 
 
+LASTING: list[Asked] = [
+    Rule.make("sliding", "20/w", daily=True),
+    Rule.make("bucket", "20/w", algorithm="token_bucket", daily=True),
+    LEASED[0],
+]
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("until", [0, START + 7 * DAY], ids=["by its process", "by any process"])
+@pytest.mark.parametrize("actual", [0, 2, 3, 5, 7, 9])
+@pytest.mark.parametrize("its_rule", LASTING, ids=[each.name for each in LASTING])
+def test_no_store_differs_in_what_was_taken_on_two_days(
+    places: Places, its_rule: Asked, actual: int, until: int
+) -> None:
+    """Three units on the first day, and four more for the same work on the next."""
+    first, more = (Question([Ask(its_rule, "user:1", units, f"lease{units}")]) for units in (3, 4))
+    (hit,) = first.hits
+    if hit.grants_keys:
+        places.run(counters.Set((hit.limits[0].key, *hit.grants_keys), 20, TTL), START)
+    receipts = [each.receipt(places.decide(each, "check", START + n * DAY)) for n, each in enumerate((first, more))]
+    receipt = receipts[0].extended(receipts[1])
+
+    for _ in range(2):  # the second time only where it is not remembered
+        settling = first.settled(receipt, [actual], until=until)
+        places.decide(settling, "adjust", START + DAY + SECOND)
+        receipt = receipt if until else receipt.emptied()
+
+    of_days = sorted((key, fields) for key, fields in places.lying().items() if ":day:" in key)
+    units = [sum(map(int, fields.values())) for _, fields in of_days]  # checks, and what each cost beyond one unit
+    assert units == ([] if hit.grants_keys else [min(actual, 3), max(0, actual - 3)])  # the oldest is used first
+
+
 TEAMS = Rule.make("teams", {"free": "6/m", "team": "8/m"}, tier=lambda _: "team", daily=True)
 SEVERAL = [
     [PLANS.tiers["pro"], TEAMS.tiers["team"]],

@@ -13,7 +13,7 @@ if other_problem then return other_problem end
 local tools, drawn = need_grants(), {}
 if source.expired > 0 then total = tools.lower(source) end
 local is_enough = at_least(total or '0', ARGV[2])
-if is_enough and from_key ~= to_key then drawn = tools.use_up(source.live, tonumber(ARGV[2])) end
+if is_enough then drawn = tools.use_up(source.live, tonumber(ARGV[2])) end
 local failure = not is_enough and { TOO_FEW } or from_key == to_key and { DONE }
   or not tools.make_room(destination, #drawn) and { TOO_MANY, 4 }
 if not failure then
