@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
+from enum import Enum
 from itertools import count
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -54,6 +55,10 @@ def do(request: pytest.FixtureRequest) -> Do:
 
 def row(identifier: str, *values: Any) -> Any:
     return pytest.param(*values, id=identifier)
+
+
+class Pack(int, Enum):
+    SMALL = 5
 
 
 @pytest.mark.usefixtures("either_store")
@@ -150,6 +155,14 @@ class TestVerbs:
 
         assert do(COINS, "transfer", "a:1", "a:2", amount) is is_moved
         assert (COINS.get("a:1"), COINS.get("a:2")) == left
+
+    @pytest.mark.parametrize("verb", ["incr", "set", "take"])
+    def test_a_member_of_an_enum_is_its_number(self, verb: str, do: Do) -> None:
+        COINS.set("a:1", 7)
+
+        do(COINS, verb, "a:1", Pack.SMALL)
+
+        assert COINS.get("a:1") == {"incr": 12, "set": 5, "take": 2}[verb]
 
     def test_a_transfer_fills_what_is_below_0(self, do: Do) -> None:
         COINS.set("a:1", 10)

@@ -309,6 +309,18 @@ def test_memory_keeps_no_event_for_longer_than_its_days() -> None:
 
 
 @pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(("later", "kept"), [(0, ["user:1", "user:2"]), (1_000, ["user:2"])], ids=["then", "later"])
+def test_memory_keeps_an_event_until_its_days_have_passed(later: int, kept: list[str]) -> None:
+    log, now = event_log_of("quota", 100, 30), START + 30 * DAY + later
+    append(record(subject="user:1"), log=log, now=START)
+
+    append(record(subject="user:2"), log=log, now=now)
+
+    with freeze(now):
+        assert [event.subject for event in logged()] == kept
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_memory_keeps_so_many_events() -> None:
     log = event_log_of("quota", 2, 30)
 

@@ -10,14 +10,17 @@ from django.test import RequestFactory
 
 from django_quota import Rule, check, peek, quota, raise_limit, reserve, reset, slot
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.usage.days import last_tiers, recent_usage
+from django_quota.features.usage import days as days_module
+from django_quota.features.usage.days import DayCounts, SubjectDay, last_tiers, recent_usage, subjects_of_rules
+from django_quota.features.usage.rollup import roll_up
 from django_quota.limiting.overrides import overrides
-from django_quota.models import QuotaOverride
+from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.activity import activity
 from django_quota.testing import freeze
-from tests.support.calls import remaining_both_ways
+from tests.support.calls import calls_of, remaining_both_ways
 from tests.support.commands import json_of
 from tests.support.counts import checks_of_today, count_what_waits, days_of
+from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.stores import caches, current_store
 
@@ -142,6 +145,95 @@ def test_the_last_tier_is_that_of_the_last_check(order: list[str], hours: int) -
             found.append(last_tiers([plans], "user:1"))
 
     assert found == [{"plans": tier} for tier in order]
+
+
+PLANS = Rule.make("plans", {"free": "5/m", "pro": "9/m"}, tier=lambda request: "free")
+
+
+def saved(rule: str, days_ago: int, tier: str = "", subject: str = "user:1") -> None:
+    """Have a row of a day whose counts a roll-up has moved."""
+    day = NOW.date() - timedelta(days=days_ago)
+    DailyCounter.objects.create(subject=subject, rule=rule, day=day, tier=tier, allowed=1, units=1)
+
+
+@pytest.mark.usefixtures("database", "memory_store", "frozen")
+class TestTiersOfTheDatabase:
+    def test_the_newest_row_of_a_rule_has_its_last_tier(self) -> None:
+        for days_ago, tier in ((40, "pro"), (30, "free"), (50, "pro")):
+            saved("plans", days_ago, tier)
+
+        assert last_tiers([PLANS], "user:1") == {"plans": "free"}
+
+    def test_they_are_those_of_the_newest_rows_that_have_any(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(days_module, "MAX_TIER_ROWS", 2)
+        for days_ago, rule, tier in ((5, "a", "pro"), (4, "b", "pro"), (3, "c", "free"), (2, "d", "")):
+            saved(rule, days_ago, tier)
+
+        assert last_tiers([PLANS], "user:1") == {"b": "pro", "c": "free"}
+
+    def test_they_are_those_of_the_subject_alone(self) -> None:
+        saved("plans", 3, "pro", subject="user:2")
+
+        assert last_tiers([PLANS], "user:1") == {}
+
+    def test_while_the_store_does_not_answer_there_are_none(self) -> None:
+        saved("plans", 3, "pro")
+
+        with no_answer():
+            assert last_tiers([PLANS], "user:1") == {}
+
+    def test_nothing_is_read_for_rules_that_note_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = calls_of(monkeypatch)
+
+        assert last_tiers([DAILY, Rule.make("b", {"anonymous": "5/m", "authenticated": "9/m"})], "user:1") == {}
+        assert calls == []
+
+    def test_a_row_keeps_its_tier_if_later_checks_note_none(self) -> None:
+        saved("plans", 0, "pro")
+        check(Rule.make("plans", "9/m"), "user:1")
+
+        list(roll_up(current_store()))
+
+        row = DailyCounter.objects.get()
+        assert (row.tier, row.allowed) == ("pro", 2)
+
+    def test_a_row_has_the_tier_that_was_noted_last(self) -> None:
+        saved("plans", 0, "pro")
+        check(PLANS, "user:1", tier="free")
+
+        list(roll_up(current_store()))
+
+        assert DailyCounter.objects.get().tier == "free"
+
+    def test_the_beginning_of_a_long_tier_is_kept(self) -> None:
+        day = SubjectDay("key", "user:1", NOW.date())
+
+        (tier,) = DayCounts.read(day, ["plans:a", "1", "plans:t", "x" * 101]).tiers.values()
+
+        assert tier == "x" * 100
+
+
+@pytest.mark.usefixtures("database", "memory_store", "frozen")
+class TestSubjectsOfRules:
+    @pytest.fixture(autouse=True)
+    def three(self, database: Any, memory_store: None) -> None:
+        for days_ago, rule in ((5, "a"), (3, "b"), (4, "a"), (1, "c")):
+            saved(rule, days_ago, subject=f"user:{days_ago}")
+
+    @pytest.mark.parametrize(
+        ("rules", "most", "found"),
+        [
+            pytest.param(["a", "b"], 9, [("b", "user:3"), ("a", "user:4"), ("a", "user:5")], id="the newest first"),
+            pytest.param(["a", "b"], 2, [("b", "user:3"), ("a", "user:4")], id="no more than wanted"),
+            pytest.param([], 9, [], id="of no rule"),
+        ],
+    )
+    def test_they_are(self, rules: list[str], most: int, found: list[tuple[str, str]]) -> None:
+        assert subjects_of_rules(rules, most) == found
+
+    def test_nothing_is_read_for_no_rule(self, django_assert_num_queries: Any) -> None:
+        with django_assert_num_queries(0):
+            subjects_of_rules([], 9)
 
 
 @pytest.mark.usefixtures("either_store", "frozen")

@@ -13,6 +13,7 @@ from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.clock import DAY
 from django_quota.core.keys import KEY_KINDS
 from django_quota.engine.state_copies import ReadStates, StateCopy, WriteStates
+from django_quota.features.counters.operations import Set, UniqueCount
 from tests.core.test_state_machines import Counters, Leases, Plans, TakenAhead, Upkeep
 from tests.support.places import SLACK, Machine, Places, run_machine
 from tests.support.steps import MINUTE, START
@@ -32,6 +33,7 @@ OF_EACH_KIND: dict[str, tuple[str, Any]] = {
     "refusals": ("b:api", ENTRIES),
     "status": ("s", {"b:api": f"{ENDS} 1 {ENDS}", "e:api": str(START)}),
     "day": ("day:2025-11-21", {"api:a": 3, "api:u": -2, "api:t": "pro"}),
+    "day of many rules": ("day:2025-11-20", {f"rule{number}:a": number for number in range(1_100)}),
     "counts aside": ("day:2025-11-21:aside", {"api:a": 3, "#": START}),
     "counter": ("c:credits", -(2**63)),
     "days of a counter": ("c:credits:2025-11", {"21": 2**63 - 1}),
@@ -95,6 +97,41 @@ def test_a_key_without_a_ttl_is_kept_as_long_as_the_sweep_would(places: Places, 
     raw.set(key, 5)
 
     assert places.in_redis(ReadStates([key]), START) == [StateCopy(5, START + 400 * DAY)]
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["nothing lies there", "something lies there"])
+@pytest.mark.parametrize("expires", [START - 1, START, START + 1], ids=["expired", "expires now", "expires later"])
+def test_a_copy_is_written_if_it_still_counts(expires: int, is_taken: bool, places: Places) -> None:
+    key, grants = "quota:1:{user:1}:c:credits", "quota:1:{user:1}:grants:credits"
+    if is_taken:
+        places.run(Set((key, grants), 7, MINUTE), START)
+
+    reply = places.run(WriteStates({key: StateCopy(5, expires)}), START)
+
+    assert reply == [int(not is_taken or expires <= START)]
+    assert places.states.get(key, START) == (7 if is_taken else 5 if expires > START else None)
+
+
+def test_different_values_are_written_as_they_were_counted(places: Places) -> None:
+    key = "quota:1:{user:1}:u:credits"
+
+    places.run(WriteStates({key: StateCopy(frozenset({"a", "b", "c"}), ENDS)}), START)
+
+    assert places.run(UniqueCount(key), START)[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("now", "is_there"), [(ENDS - 1, True), (ENDS, False), (ENDS + 1, False)], ids=["before", "when", "after"]
+)
+@pytest.mark.parametrize("kind", ["sliding window", "fixed window", "token bucket", "seen"])
+def test_what_has_expired_is_not_read(kind: str, now: int, is_there: bool, places: Places) -> None:
+    part, value = OF_EACH_KIND[kind]
+    key = f"quota:1:{{user:1}}:{part}"
+    places.in_redis(WriteStates({key: StateCopy(value, ENDS)}), START)
+
+    found = places.in_redis(ReadStates([key]), now)
+
+    assert found == [StateCopy(value, ENDS) if is_there else None]
 
 
 class Exchanged(Machine):
