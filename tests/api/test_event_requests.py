@@ -313,11 +313,12 @@ def test_memory_keeps_no_event_for_longer_than_its_days() -> None:
 def test_memory_keeps_an_event_until_its_days_have_passed(later: int, kept: list[str]) -> None:
     log, now = event_log_of("quota", 100, 30), START + 30 * DAY + later
     append(record(subject="user:1"), log=log, now=START)
+    append(record(subject="user:2"), log=log, now=START + DAY)
 
-    append(record(subject="user:2"), log=log, now=now)
+    append(record(subject="user:3"), log=log, now=now)
 
     with freeze(now):
-        assert [event.subject for event in logged()] == kept
+        assert [event.subject for event in logged()] == [*kept, "user:3"]
 
 
 @pytest.mark.usefixtures("memory_store")
