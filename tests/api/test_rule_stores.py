@@ -49,6 +49,7 @@ from django_quota.types import Reservation
 from tests.conftest import alias_of_states
 from tests.support import selection
 from tests.support.databases import sqlite_database
+from tests.support.overridden import override
 from tests.support.stores import caches, empty_database, named, programs
 
 PREPAID = counter("prepaid", store="database")
@@ -260,6 +261,41 @@ def test_without_the_database_its_rules_decide_by_on_unavailable(monkeypatch: py
     decision = check_all([("burst", "user:1"), ("month", "user:1")])
     assert (decision.allowed, decision.degraded) == (True, True)
     assert peek("burst", "user:1").remaining == 2
+
+
+@pytest.mark.usefixtures("bursts")
+def test_without_either_store_the_rules_of_both_decide_by_on_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for database in (False, True):
+        break_store(monkeypatch, database=database)
+
+    decision = check_all([("burst", "user:1"), ("month", "user:1")])
+
+    assert (decision.allowed, decision.degraded) == (True, True)
+
+
+@pytest.mark.usefixtures("bursts")
+@pytest.mark.parametrize(("mode", "why", "allowed"), [("b", "blocked", False), ("x", "exempt", True)])
+def test_without_a_store_what_an_override_decides_is_in_the_decision(
+    mode: str, why: str, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = Rule.make("aside", "5/m", block=False)
+    override(f"{mode} 0 0 ", "aside", "user:1")
+    break_store(monkeypatch, database=False)
+
+    decision = check_all([(aside, "user:1"), ("burst", "user:1"), ("month", "user:1")])
+
+    assert (decision.allowed, decision.degraded) == (allowed, True)
+    assert [each.why for each in decision.outcomes if each.rule == "aside"] == [why]
+
+
+@pytest.mark.usefixtures("bursts")
+@pytest.mark.parametrize("names", [["month", "burst", "week"], ["week", "burst", "month"]], ids=" ".join)
+def test_outcomes_are_in_the_order_of_the_entries_whichever_store_counts_them(names: list[str]) -> None:
+    rules: dict[str, Any] = {"month": "month", "burst": "burst", "week": Rule.make("week", "4/week", store="database")}
+
+    decision = check_all([(rules[name], "user:1") for name in names])
+
+    assert [each.rule for each in decision.outcomes] == names
 
 
 @pytest.mark.usefixtures("bursts")

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from django_quota.features.usage import rollup
 from django_quota.features.usage.days import PeriodsOfSubject, recent_days
+from django_quota.features.usage.lines import move_waiting
 from django_quota.testing import freeze
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -55,3 +57,24 @@ def test_usage_may_wait_in_the_store_on_these_days() -> None:
 
     assert [each.day.isoformat() for each in days] == [f"2026-11-{day}" for day in range(11, 22)]
     assert days[0].key.endswith("{user:1}:day:2026-11-11")
+
+
+@pytest.mark.parametrize(
+    ("by", "now", "is_moved"),
+    [
+        pytest.param("month", datetime(2026, 11, 10, tzinfo=UTC), True, id="the last day on which a day may wait"),
+        pytest.param("month", datetime(2026, 11, 11, tzinfo=UTC), False, id="the day after it"),
+        pytest.param("period", datetime(2027, 11, 11, tzinfo=UTC), True, id="a period may end a year later"),
+        pytest.param("period", datetime(2027, 11, 12, tzinfo=UTC), False, id="no period ends later"),
+    ],
+)
+def test_what_waits_is_moved_before_lines_until_november_are_read(
+    by: Any, now: datetime, is_moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[Any] = []
+    monkeypatch.setattr(rollup, "roll_up", lambda *_, **options: moved.append(options) or ())
+
+    with freeze(now):
+        move_waiting(date(2026, 11, 1), by)
+
+    assert moved == [{"prefix": "quota"}] * is_moved

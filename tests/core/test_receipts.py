@@ -1,0 +1,113 @@
+"""Receipts of hits, and how they are settled: what is counted together with what was taken later for the same work."""
+
+from typing import Any
+
+import pytest
+
+from django_quota import Rule
+from django_quota.engine.asks import Ask, Place
+from django_quota.engine.receipts import SETTLED_WITHIN, Receipt, Settlement, Taken
+from tests.support.steps import MINUTE, START
+
+USER = "user:1"
+API, MAIL = Rule.make("api", "50/m"), Rule.make("mail", "50/m")
+OF_API, OF_MAIL = Place("api", USER), Place("mail", USER)
+LIMITS: Any = {"the key of a limit": ("sliding_window", "50")}
+
+
+def receipt(cost: int, moment: int, *rules: Rule, share: str = "", **hit: Any) -> Receipt:
+    """Return the receipt of a hit of each rule that took so many units."""
+    asks = [Ask(rule, USER, cost) for rule in rules or (API,)]
+    return Receipt.new(asks, {ask.place: Taken(moment, LIMITS, share, **hit) for ask in asks}, moment)
+
+
+NOTHING = Receipt.new([Ask(API, USER, 3)], {}, START)
+
+
+class TestAnExtendedReceipt:
+    EXTENDED = receipt(3, START, API, MAIL, share="n1").extended(receipt(4, START + MINUTE, share="n2"))
+
+    def test_it_costs_what_all_its_parts_do(self) -> None:
+        assert self.EXTENDED.costs == (7, 3)
+
+    def test_it_can_be_settled_for_a_week_after_its_first_hit(self) -> None:
+        assert self.EXTENDED.until == START + SETTLED_WITHIN
+
+    def test_none_of_its_hits_is_of_a_share_of_this_process(self) -> None:
+        again = self.EXTENDED.extended(receipt(1, START, share="n3"))
+
+        assert {hit.share for part in again.parts for hit in part.taken.values()} == {""}
+
+    def test_it_keeps_its_id(self) -> None:
+        first = receipt(3, START)
+
+        assert first.extended(receipt(4, START)).id == first.id
+
+    def test_it_took_something_if_only_the_extension_did(self) -> None:
+        assert NOTHING.extended(receipt(4, START)).took_anything
+
+    def test_emptied_it_took_nothing(self) -> None:
+        emptied = self.EXTENDED.emptied()
+
+        assert (emptied.took_anything, emptied.until, emptied.id) == (False, 0, self.EXTENDED.id)
+
+
+def test_a_receipt_of_nothing_cannot_be_settled() -> None:
+    assert (NOTHING.took_anything, NOTHING.until) == (False, 0)
+
+
+def test_no_two_receipts_have_one_id() -> None:
+    assert len({receipt(1, START).id for _ in range(50)}) == 50
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_undoing_gives_all_units_back(is_refused: bool) -> None:
+    settlement = Settlement.undone(receipt(3, START, API, MAIL), is_refused=is_refused)
+
+    assert (settlement.actual, settlement.is_undone) == ({OF_API: 0, OF_MAIL: 0}, is_refused)
+
+
+def test_each_entry_is_settled_with_its_own_units() -> None:
+    settlement = Settlement.of(receipt(3, START, API, MAIL), [2, 5], until=START + MINUTE)
+
+    assert (settlement.actual, settlement.is_undone, settlement.until) == (
+        {OF_API: 2, OF_MAIL: 5}, False, START + MINUTE,
+    )  # fmt: skip
+
+
+def test_entries_without_units_of_their_own_are_an_error() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        Settlement.of(receipt(3, START, API, MAIL), [2])
+
+
+def test_each_entry_has_a_mark_of_its_own() -> None:
+    of = receipt(3, START, API, MAIL)
+    settlement = Settlement.of(of, [2, 5], until=START + MINUTE)
+
+    marks = [settlement.mark(place, "quota:1:{user:1}:", place.rule) for place in (OF_API, OF_MAIL)]
+
+    assert marks == [
+        (f"quota:1:{{user:1}}:settled:{name}:{of.id}:{number}", START + MINUTE)
+        for number, name in enumerate(("api", "mail"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("actual", "found"),
+    [
+        pytest.param(3, [(0, False)], id="as many units"),
+        pytest.param(5, [(2, False)], id="more units"),
+        pytest.param(1, [(-2, False)], id="fewer units"),
+        pytest.param(0, [(-3, True)], id="no units"),
+    ],
+)
+def test_a_hit_that_only_the_day_counted_is_settled_there(actual: int, found: list[tuple[int, bool]]) -> None:
+    of_day = receipt(3, START)._replace(taken={OF_API: Taken(START, {})})
+
+    uncounted = Settlement.of(of_day, [actual]).uncounted()
+
+    assert uncounted == [(API, OF_API, START, more, is_undone) for more, is_undone in found]
+
+
+def test_a_hit_that_a_limit_counted_is_not_settled_by_the_day_alone() -> None:
+    assert Settlement.of(receipt(3, START), [1]).uncounted() == []
