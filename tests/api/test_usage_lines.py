@@ -16,6 +16,7 @@ from django_quota import Rule, ausage_lines, check, usage, usage_lines
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features.usage import lines as lines_module
 from django_quota.features.usage import rollup
+from django_quota.features.usage.lines import count_lines
 from django_quota.features.usage.rollup import roll_up
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
@@ -76,6 +77,12 @@ OF_OCTOBER = [
 )
 def test_each_rule_of_a_subject_has_a_line_in_a_period(arguments: dict[str, Any], expected: Any) -> None:
     assert shown(usage_lines(OCTOBER, NOVEMBER, **arguments)) == expected
+
+
+@pytest.mark.usefixtures("october")
+@pytest.mark.parametrize(("rule", "number"), [(None, 3), ("mail", 1), ("none", 0)], ids=str)
+def test_lines_of_months_are_counted(rule: str | None, number: int) -> None:
+    assert count_lines(OCTOBER, NOVEMBER, rule) == number
 
 
 @pytest.mark.usefixtures("october")

@@ -1,5 +1,6 @@
 """In which period of the calendar a day of usage is, and on which days usage may wait in the store."""
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -72,7 +73,12 @@ def test_what_waits_is_moved_before_lines_until_november_are_read(
     by: Any, now: datetime, is_moved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[Any] = []
-    monkeypatch.setattr(rollup, "roll_up", lambda *_, **options: moved.append(options) or ())
+
+    def roll_up(*_: Any, **options: Any) -> Sequence[None]:
+        moved.append(options)
+        return ()
+
+    monkeypatch.setattr(rollup, "roll_up", roll_up)
 
     with freeze(now):
         move_waiting(date(2026, 11, 1), by)

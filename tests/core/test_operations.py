@@ -10,7 +10,7 @@ from django_quota.core.algorithms.stock import MAX_INT64
 from django_quota.engine.codec import Adjust
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import AppendEvents, EventLog, ReadEvents, RecordHits
-from django_quota.engine.operations import DictStates, Operation
+from django_quota.engine.operations import DictStates, Operation, keep, text
 from django_quota.engine.state_copies import ReadStates, WriteStates
 from django_quota.engine.system_operations import AddMetrics, MetricsKeys, RegisterWorker, Sweep
 from django_quota.features.counters import operations as counters
@@ -26,7 +26,7 @@ DAYS = (START, START + DAY)
 HITS = hits_of(Rule.make("api", "5/m"))
 
 OPERATIONS: dict[str, Operation] = {
-    **{mode: Decide(HITS, mode) for mode in ("check", "force", "peek", "refund")},  # type: ignore[arg-type]
+    **{mode: Decide(HITS, mode) for mode in ("check", "force", "peek", "refund")},
     "adjust": Decide(HITS, Adjust([None])),
     "get": counters.Get(KEYS),
     "pop": counters.Pop(KEYS),
@@ -150,3 +150,49 @@ def test_a_sweep_says_what_it_did_to_a_key_without_a_ttl(
         raw.zadd("{a}l", entries)
 
     assert current_store().run(Sweep(["{a}l"], [True], [7_000], most, repairs=True), START) == reply
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        pytest.param("é", "é", id="a string"),
+        pytest.param("é".encode(), "é", id="its bytes"),
+        pytest.param(b"a\xff", r"a\xff", id="bytes of another program"),
+    ],
+)
+def test_a_string_of_a_reply_is_read(value: Any, read: str) -> None:
+    assert text(value) == read
+
+
+def test_a_state_is_there_until_it_expires() -> None:
+    states = DictStates()
+    states.put("key", 5, START)
+
+    assert [states.get("key", now) for now in (START - 1, START, None)] == [5, None, 5]
+    assert (states.expiry("key"), states.expiry("other")) == (START, 0)
+
+
+def test_dropping_a_state_says_whether_there_was_one() -> None:
+    states = DictStates()
+    states.put("key", 5, START)
+
+    assert [states.drop("key"), states.drop("key"), states.get("key")] == [True, False, None]
+
+
+@pytest.mark.parametrize(("stop", "expiry"), [(START - 1, START), (START + 1, START + 1)], ids=["sooner", "later"])
+def test_a_collection_is_kept_at_least_until_a_moment(stop: int, expiry: int) -> None:
+    states = DictStates()
+    states.put("key", {"a": 1}, START)
+
+    keep(states, "key", {"b": 2}, stop)
+
+    assert states.kept == {"key": ({"b": 2}, expiry)}
+
+
+def test_an_empty_collection_is_dropped() -> None:
+    states = DictStates()
+    states.put("key", {"a": 1}, START)
+
+    keep(states, "key", {}, START + 1)
+
+    assert states.kept == {}
