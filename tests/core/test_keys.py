@@ -57,14 +57,21 @@ def test_a_key_is_read_back(subject: str, rule: str, prefix: str) -> None:
 
 LONG = "k" * MAX_PART
 """The longest subject that is not replaced by its digest."""
-TOO_LONG = pytest.mark.parametrize("subject", [LONG + "k", LONG + "k" * 5_000], ids=["by one", "by far"])
+LONG_ESCAPED = "é" * 33 + "kk"
+"""The same, of characters that a key has escaped: six for each é."""
+TOO_LONG = pytest.mark.parametrize(
+    "subject",
+    [LONG + "k", LONG + "k" * 5_000, LONG_ESCAPED + "k", "\ud800" * 300],
+    ids=["by one", "by far", "by one when escaped", "of what UTF-8 cannot encode"],
+)
 
 
-def test_the_longest_subject_is_read_back_from_its_key() -> None:
-    found = read("q", state_key("q", LONG, limit("r")))
+@pytest.mark.parametrize("subject", [LONG, LONG_ESCAPED], ids=["as it is", "escaped"])
+def test_the_longest_subject_is_read_back_from_its_key(subject: str) -> None:
+    found = read("q", state_key("q", subject, limit("r")))
 
     assert found is not None
-    assert found.subject == LONG
+    assert found.subject == subject
 
 
 @TOO_LONG

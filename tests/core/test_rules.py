@@ -65,6 +65,9 @@ def test_rates_by_tier_beside_other_rates_are_an_error_that_says_how_a_tier_gets
         ({"cost": 0}, "cost=0 is below 1. Use 1, or a function of the request that returns 0"),
         ({"costs": {"export": 0}}, "costs={'export': 0} is not a dict of whole numbers from 1 to"),
         ({"methods": "POTS"}, "'POTS' is not an HTTP method. Did you mean 'POST'"),
+        ({"methods": []}, "methods=[] are not HTTP methods. Use, for example, ['POST', 'PUT']."),
+        ({"methods": 5}, "methods=5 are not HTTP methods. Use, for example, ['POST', 'PUT']."),
+        ({"methods": ["GET", 5]}, "methods=['GET', 5] are not HTTP methods. Use, for example"),
         ({"warn_at": 80}, "warn_at=80 is not a share of the limit"),
         ({"exempt": "10.0.0.1/8"}, "exempt='10.0.0.1/8': 10.0.0.1/8 has host bits set. Use, for example, '10.0.0.0/8'"),
         ({"exempt": []}, "exempt=[] is empty. Use, for example, "),
@@ -207,6 +210,18 @@ def test_a_lower_case_method_makes_the_same_rule(written: Any, methods: set[str]
     rule = Rule("r", rates, methods=frozenset(map(str.lower, methods)))
 
     assert rule == Rule.make("r", "10/m", methods=written)
+
+
+@pytest.mark.parametrize(
+    ("option", "several"),
+    [("key", ("ip", "user")), ("distinct", ("ip", "user")), ("warn_at", (0.5, 1.0))],
+    ids=["key", "distinct", "warn_at"],
+)
+def test_a_list_as_an_option_makes_the_same_rule_as_a_tuple(option: str, several: tuple[Any, ...]) -> None:
+    """Rules are remembered by what they are, so they must be hashable."""
+    of_list, of_tuple = (Rule.make("r", "10/m", **{option: written}) for written in (list(several), several))
+
+    assert {of_list: "remembered"}[of_tuple] == "remembered"
 
 
 @pytest.mark.parametrize(
