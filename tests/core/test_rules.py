@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from django_quota import Rule, acquire, ban, concurrency, counter, once, slot
 from django_quota.conf import current
-from django_quota.core.rates import MAX_COUNT, MAX_PERIOD, UNITS, Rate, parse_duration, parse_rate, parse_rates
+from django_quota.core.rates import (
+    MAX_COUNT,
+    MAX_PERIOD,
+    UNITS,
+    Rate,
+    parse_duration,
+    parse_override_rates,
+    parse_rate,
+    parse_rates,
+)
 from django_quota.core.rules import OPTIONS
 from django_quota.exceptions import RateError, RuleError
 from django_quota.testing import freeze
@@ -97,6 +106,186 @@ def test_the_error_for_a_wrong_option_says_how_to_correct_it(options: dict[str, 
     with pytest.raises(RuleError) as refused:
         Rule.make(given.pop("name"), given.pop("rate"), **given)
     assert says in str(refused.value)
+
+
+COSTS = (
+    " is not a dict of whole numbers from 1 to 1,000,000,000,000 by the name of a URL. "
+    "Use, for example, {'export': 50, 'api:report': 20}."
+)
+SHARES = "is not a share of the limit, from 0.001 to 1, nor a list of shares. Use, for example, 0.8 or [0.8, 1.0], or "
+SHARE_EXAMPLE = "Use, for example, 0.5, or {'critical': 1.0, 'batch': 0.5} with tier=."
+EXEMPT_EXAMPLE = "Use, for example, '10.0.0.0/8' (a network), 'staff' or a function of the request."
+BAN_EXAMPLE = "Use, for example, {'after': '20/m', 'for': ['10m', '1h', '1d']}."
+STARTS = (
+    "is neither a date, nor a function of the subject, nor the dotted path of one. "
+    "Use, for example, 'shop.plans.started', a function that returns the day on which a plan began."
+)
+REFUSAL_SPAN = "is not a duration from 0 to 1 minute. Use, for example, 1.0, '10s' or 0 for never."
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("cost", 0, "is below 1. Use 1, or a function of the request that returns 0 for free ones."),
+        ("costs", {}, COSTS),
+        ("costs", ["export"], COSTS),
+        ("costs", 5, COSTS),
+        ("costs", {"export": 0}, COSTS),
+        ("costs", {"export": 10**12 + 1}, COSTS),
+        ("costs", {"export": True}, COSTS),
+        ("costs", {"export": "5"}, COSTS),
+        ("costs", {5: 5}, COSTS),
+        ("costs", {"export": 5, "report": 0}, COSTS),
+        ("burst", "9", "is not a whole number."),
+        ("burst", True, "is not a whole number."),
+        ("tz", 5, "is not a string."),
+        ("starts", "2026-01-31", STARTS),
+        ("count_refused", "no", "is not True or False."),
+        ("block", 0, "is not True or False."),
+        ("shadow", None, "is not True or False."),
+        ("skip", "staff", "is not a function of the request, such as lambda request: ..."),
+        ("tier", "pro", "is neither a function of the request nor the dotted path of one."),
+        ("on_unavailable", "open", "is not 'allow', 'deny' or 'local'."),
+        ("warn_at", 0, SHARES + "None for never."),
+        ("warn_at", 1.01, SHARES + "None for never."),
+        ("warn_at", (), SHARES + "None for never."),
+        ("warn_at", (0.5, 2), SHARES + "None for never."),
+        ("warn_at", True, SHARES + "None for never."),
+        ("daily", "users", "is not True, False or None."),
+        ("cache_refusals", 60.1, REFUSAL_SPAN),
+        ("cache_refusals", -1, REFUSAL_SPAN),
+        ("store", "redis", "is not a store of its own. Use 'database', or leave it out: then QUOTA[\"STORE\"] counts."),
+        ("settle", 5, "is not a function. Use, for example, lambda request, response: len(response.content)."),
+        ("count_when", 5, "is not a function. Use, for example, lambda response: response.status_code == 401."),
+        ("share", 0.0009, f"is not a share of the limit, from 0.001 to 1. {SHARE_EXAMPLE}"),
+        ("share", 1.1, f"is not a share of the limit, from 0.001 to 1. {SHARE_EXAMPLE}"),
+        ("share", True, f"is not a share of the limit, from 0.001 to 1. {SHARE_EXAMPLE}"),
+        ("share", {}, f"is not a dict by tier. {SHARE_EXAMPLE}"),
+        ("share", {"": 1}, f"is not a dict by tier. {SHARE_EXAMPLE}"),
+        ("share", {5: 1}, f"is not a dict by tier. {SHARE_EXAMPLE}"),
+        ("exempt", [], f"is empty. {EXEMPT_EXAMPLE}"),
+        ("ban", "20/m", f"is not a dict of 'after' and 'for'. {BAN_EXAMPLE}"),
+        ("ban", {"after": "20/m"}, f"is not a dict of 'after' and 'for'. {BAN_EXAMPLE}"),
+        ("ban", {"after": "20/m", "for": "1h", "to": 5}, f"is not a dict of 'after' and 'for'. {BAN_EXAMPLE}"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_error_for_a_wrong_value_names_the_option_with_the_value(option: str, value: Any, says: str) -> None:
+    algorithm = {"burst": "token_bucket", "tz": "calendar", "starts": "calendar"}.get(option, "sliding_window")
+
+    with pytest.raises(RuleError) as refused:
+        Rule.make("r", "10/day", algorithm=algorithm, **{option: value})
+
+    assert str(refused.value) == f"{option}={value!r} {says.strip()}"
+
+
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        ({"anonymous": 0, "authenticated": 1}, "share['anonymous']=0 is not a share of the limit, from 0.001 to 1."),
+        ({"anonymous": 1, "authenticated": 2}, "share['authenticated']=2 is not a share of the limit, from 0.001 to 1"),
+        ({"anonymous": 1}, "There is no share for the tier 'authenticated'. Use 1.0 if requests of this tier may fill"),
+        (
+            {"anonymous": 1, "authenticated": 1, "pro": 1},
+            "There is no tier= to say who is in tier 'pro'. Add tier=, a ",
+        ),
+        ({"anonymus": 1}, "a function of the request that returns the tier. Did you mean 'anonymous'?"),
+    ],
+    ids=["too little", "too much", "a missing one", "an unknown one", "a misspelt one"],
+)
+def test_the_error_for_a_wrong_share_of_a_tier_names_the_tier(share: Any, says: str) -> None:
+    with pytest.raises(RuleError) as refused:
+        Rule.make("r", "10/m", share=share)
+
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("costs", {"export": 1, "api:report": 10**12}),
+        ("warn_at", 0.001), ("warn_at", 1), ("warn_at", (0.001, 1.0)), ("warn_at", None),
+        ("share", 0.001), ("share", 1),
+        ("cache_refusals", 60), ("cache_refusals", 0),
+        ("daily", True), ("daily", False), ("daily", None),
+        ("on_unavailable", "allow"), ("on_unavailable", "deny"), ("on_unavailable", "local"),
+        ("precision", 1), ("precision", 1_000),
+        ("prefetch", 0.02),
+        ("ban", {"after": "1/m", "for": ["1h"] * 16}),
+        ("store", "database"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_first_or_the_last_of_the_right_values_makes_a_rule(option: str, value: Any) -> None:
+    assert Rule.make("r", "10/m", **{option: value}).name == "r"
+
+
+GIVEN: dict[str, Any] = {
+    "algorithm": "fixed_window", "precision": 5, "count_refused": True, "cost": 2, "costs": {"export": 2}, "ban": BAN,
+    "share": 0.5, "distinct": True, "prefetch": True, "starts": lambda subject: None, "store": "database",
+    "settle": lambda request, response: 1, "count_when": lambda response: True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("option", "other", "why"),
+    [
+        *(("share", other, "the refusals of one kind of request would count") for other in ("count_refused", "ban")),
+        *((option, "distinct", "a value that was counted cannot be given back") for option in ("settle", "count_when")),
+        *(("prefetch", other, "the store must see each refusal") for other in ("count_refused", "ban")),
+        *(("prefetch", other, "a unit that a process spends is counted later") for other in ("settle", "count_when")),
+        ("prefetch", "distinct", "only the store knows the values"),
+        ("prefetch", "starts", "a count goes on if the subject's day changes"),
+        ("prefetch", "share", "what requests of one kind have taken ahead would be missing"),
+        ("prefetch", "store", "a process that is killed loses what it has taken ahead"),
+        ("ban", "store", "a ban is kept where the other rules count"),
+        ("count_refused", "store", "a request that the other rules refuse takes nothing of the database"),
+        *(
+            (option, "distinct", "it counts different values in a sliding window")
+            for option in ("algorithm", "precision", "count_refused", "cost", "costs")
+        ),
+    ],
+)
+def test_two_options_that_exclude_each_other_are_an_error_that_says_why(option: str, other: str, why: str) -> None:
+    algorithm = {"algorithm": "calendar"} if other == "starts" else {}
+
+    with pytest.raises(RuleError) as refused:
+        Rule.make(
+            "r", "10/month" if algorithm else "10/m", **algorithm, **{name: GIVEN[name] for name in (option, other)}
+        )
+
+    assert str(refused.value).startswith(f"{option}= cannot be combined with {other}=: {why}")
+    assert str(refused.value).endswith(f". Leave out {option}=.")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        *((name, "on_unavailable") for name in ("on_fail", "on_error", "fail_open")),
+        *((name, "name") for name in ("group", "scope")),
+        *((name, "cost") for name in ("increment", "weight")),
+        *((name, "key") for name in ("key_func", "by")),
+        *((name, "exempt") for name in ("allowlist", "whitelist")),
+        ("exempt_when", "skip"), ("deduct_when", "count_when"), ("per_method", "methods"),
+    ],
+)  # fmt: skip
+def test_an_option_of_another_package_is_an_error_that_says_what_it_is_called_here(theirs: str, ours: str) -> None:
+    with pytest.raises(RuleError, match=rf"^'{theirs}' is not an option of a rule\. Here it is called '{ours}'\.$"):
+        Rule.make("r", "10/m", **{theirs: 1})
+
+
+@pytest.mark.parametrize("name", ["limit", "limits", "rate", "rates", "period", "window", "per", "interval"])
+def test_a_rate_by_its_name_in_another_package_is_an_error_that_writes_it_first(name: str) -> None:
+    with pytest.raises(
+        RuleError, match=rf"'{name}' is not an option of a rule\. The first argument is the rate: .*'9/h' f"
+    ):
+        Rule.make("r", "10/m", **{name: "9/h"})
+
+
+@pytest.mark.parametrize("option", ["match", "exclude"])
+def test_where_a_rule_applies_is_only_for_the_settings(option: str) -> None:
+    with pytest.raises(RuleError, match=rf"^'{option}' is only for configured rules\."):
+        Rule.make("r", "10/m", **{option: "/"})
 
 
 def test_a_bucket_refills_within_ten_years() -> None:
@@ -331,6 +520,54 @@ def test_the_error_of_a_wrong_rate_says_where_it_is_wrong(value: Any, position: 
         parse_rates(value)
     assert (caught.value.text, caught.value.position) == (value, position)
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("x2", ["20/s", "1000/h", "10000/d"]),
+        ("+7", ["10/s", "500/h", "5007/d"]),
+        ("x2+7", ["20/s", "1000/h", "10007/d"]),
+        (" +7 ", ["10/s", "500/h", "5007/d"]),
+        ("x1000", ["10000/s", "500000/h", "5000000/d"]),
+        ("+999999995000", ["10/s", "500/h", f"{MAX_COUNT}/d"]),
+        ("7/m; 9/h", ["7/m", "9/h"]),
+        ("x1", ["10/s", "500/h", "5000/d"]),
+    ],
+)
+def test_an_override_changes_the_rates_of_a_rule_or_replaces_them(text: str, limits: list[str]) -> None:
+    """Units are added to the longest window, wherever the rule has it."""
+    rule = Rule.make("r", "10/s", "5000/d", "500/h")
+
+    assert sorted(str(limit.rate) for limit in rule.under(text).limits) == sorted(limits)
+
+
+@pytest.mark.parametrize("text", ["x1001", "x0", f"+{MAX_COUNT + 1}", "+0", "x", "+", "x2 +7", "+7x2"])
+def test_an_override_that_changes_rates_by_something_else_is_an_error_that_says_by_what(text: str) -> None:
+    says = (
+        r"is not a rate: it neither adds 1 to 1,000,000,000,000 units nor multiplies by 1 to 1,000\. Use, for example"
+    )
+
+    with pytest.raises(RateError, match=says):
+        Rule.make("r", "10/s").under(text)
+
+
+@pytest.mark.parametrize("change", ["x2", "+7", "x2+7"])
+def test_a_change_of_rates_is_written_as_it_is_read(change: str) -> None:
+    assert str(parse_override_rates(change)) == change
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+def test_units_cannot_be_added_to_a_bucket_which_has_no_period(algorithm: Any) -> None:
+    bucket = Rule.make("r", "10/m", algorithm=algorithm)
+
+    with pytest.raises(RuleError, match=rf"Rule 'r' is a {algorithm}, which refills all the time: .* Use algorithm="):
+        bucket.under("+5")
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+def test_a_factor_changes_a_bucket(algorithm: Any) -> None:
+    assert str(Rule.make("r", "10/m", algorithm=algorithm).under("x2").limits[0].rate) == "20/m"
 
 
 @pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window", "token_bucket", "leaky_bucket"])

@@ -99,6 +99,7 @@ DIFFERENT = pytest.mark.parametrize(
         pytest.param("9/h", {"daily": True}, id="daily"),
         pytest.param("9/h", {"distinct": "header:X-Device"}, id="distinct"),
         pytest.param("9/h", {"prefetch": True}, id="prefetch"),
+        pytest.param("9/h", {"store": "database"}, id="store"),
         pytest.param("9/h", {"settle": lambda request, response: 1}, id="settle"),
         pytest.param("9/h", {"count_when": lambda response: True}, id="count_when"),
         pytest.param("9/s", {}, id="another count in one window"),
