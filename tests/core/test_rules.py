@@ -1,8 +1,10 @@
 """Rules, rates and durations are checked when they are made, so that a wrong one never reaches a request."""
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from ipaddress import ip_network
 from typing import Any
 from unittest.mock import Mock
 
@@ -165,6 +167,7 @@ REFUSAL_SPAN = "is not a duration from 0 to 1 minute. Use, for example, 1.0, '10
         ("share", {5: 1}, f"is not a dict by tier. {SHARE_EXAMPLE}"),
         ("exempt", [], f"is empty. {EXEMPT_EXAMPLE}"),
         ("ban", "20/m", f"is not a dict of 'after' and 'for'. {BAN_EXAMPLE}"),
+        ("ban", ["after", "for"], f"is not a dict of 'after' and 'for'. {BAN_EXAMPLE}"),
         ("ban", {"after": "20/m"}, f"is not a dict of 'after' and 'for'. {BAN_EXAMPLE}"),
         ("ban", {"after": "20/m", "for": "1h", "to": 5}, f"is not a dict of 'after' and 'for'. {BAN_EXAMPLE}"),
     ],
@@ -399,6 +402,51 @@ def test_a_lower_case_method_makes_the_same_rule(written: Any, methods: set[str]
     rule = Rule("r", rates, methods=frozenset(map(str.lower, methods)))
 
     assert rule == Rule.make("r", "10/m", methods=written)
+
+
+@pytest.mark.parametrize(
+    ("ban", "words"),
+    [
+        ({"after": "1/m", "for": "1h"}, "after 1 refusal in 1 minute, for 1 hour"),
+        ({"after": "2/30s", "for": ["10m", "1h"]}, "after 2 refusals in 30 seconds, for 10 minutes, 1 hour"),
+        ({"after": "1000/d", "for": ("90s",)}, "after 1,000 refusals in 1 day, for 1 minute 30 seconds"),
+    ],
+    ids=["one of each", "several", "many"],
+)
+def test_a_ban_says_after_what_it_begins_with_how_long_it_lasts(ban: Any, words: str) -> None:
+    assert str(Rule.make("r", "10/m", ban=ban).ban) == words
+
+
+@pytest.mark.parametrize(
+    ("written", "network"),
+    [
+        ("::ffff:10.1.2.3", "10.1.2.3/32"), ("::ffff:10.0.0.0/104", "10.0.0.0/8"), ("::ffff:0:0/96", "0.0.0.0/0"),
+        ("64:ff9b::10.0.0.0/104", "10.0.0.0/8"), ("64:ff9b::/96", "0.0.0.0/0"), ("::/0", "::/0"),
+        ("::fffe:0:0/95", "::fffe:0:0/95"), ("64:ff9b:1::/48", "64:ff9b:1::/48"), ("2001:db8::/32", "2001:db8::/32"),
+    ],
+)  # fmt: skip
+def test_ipv4_that_is_written_as_ipv6_is_exempt_as_ipv4(written: str, network: str) -> None:
+    assert Rule.make("r", "10/m", exempt=written).exempt.networks == (ip_network(network),)
+
+
+@pytest.mark.parametrize("value", [5, 5.0, b"10.0.0.0/8"], ids=["a number", "a float", "bytes"])
+def test_only_a_string_is_read_as_a_network(value: Any) -> None:
+    """`ipaddress` takes 5 for 0.0.0.5."""
+    says = rf"^exempt={re.escape(repr(value))}: it is {type(value).__name__}, not a string\. Use, for example, '10"
+
+    with pytest.raises(RuleError, match=says):
+        Rule.make("r", "10/m", exempt=value)
+
+
+def test_of_several_wrong_methods_the_error_names_the_first_by_its_letters() -> None:
+    with pytest.raises(RuleError, match="'AAA' is not an HTTP method"):
+        Rule.make("r", "10/m", methods=["fff", "ddd", "bbb", "aaa", "ccc", "eee", "GET"])
+
+
+def test_the_costs_of_views_stay_when_a_rule_is_changed() -> None:
+    rule = Rule.make("r", "10/m", costs={"export": 5})
+
+    assert rule.but(shadow=True).costs == rule.costs == (("export", 5),)
 
 
 @pytest.mark.parametrize(
