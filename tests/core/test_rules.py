@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota import Rule, acquire, ban, concurrency, counter, once, slot
+from django_quota.adapters import dotted_path
 from django_quota.conf import current
 from django_quota.core.rates import (
     MAX_COUNT,
@@ -24,7 +25,7 @@ from django_quota.core.rates import (
     parse_rate,
     parse_rates,
 )
-from django_quota.core.rules import OPTIONS
+from django_quota.core.rules import OPTIONS, option_in_words
 from django_quota.exceptions import RateError, RuleError
 from django_quota.testing import freeze
 from tests.support.steps import START
@@ -89,7 +90,10 @@ def test_rates_by_tier_beside_other_rates_are_an_error_that_says_how_a_tier_gets
         ),
         ({"ban": {"after": "20/m", "for": ["1h"] * 17}}, "'1h'] does not list 1 to 16 durations. Use, for example"),
         ({"ban": {"after": "20/month", "for": "1h"}}, "does not count in months"),
-        ({"ban": {"after": "0/m", "for": "1h"}}, "after no refusals"),
+        (
+            {"ban": {"after": "0/m", "for": "1h"}},
+            "ban['after']='0/m' is not a rate: a ban after no refusals would never end (at position 0). Use, for examp",
+        ),
         ({"share": 0}, "share=0 is not a share of the limit, from 0.001 to 1. Use, for example, 0.5"),
         ({"share": {}}, "share={} is not a dict by tier. Use, for example, "),
         ({"share": 0.5, "ban": BAN}, "share= cannot be combined with ban="),
@@ -98,7 +102,9 @@ def test_rates_by_tier_beside_other_rates_are_an_error_that_says_how_a_tier_gets
         ({"rate": {}}, "{} is not a rate: the dict has no tiers"),
         ({"rate": {"anonymous": "1/m"}}, "no rate for the tier 'authenticated'"),
         ({"rate": {**TIERS, "pro": "9/m"}}, "There is no tier= to say who is in tier 'pro'"),
-        ({"name": ""}, "is not a rule's name"),
+        ({"name": ""}, "'' is not a rule's name. Use a string of at least one character."),
+        ({"name": 5}, "5 is not a rule's name. Use a string of at least one character."),
+        ({"name": "\ud800"}, "is not a rule's name. Use a string of at least one character."),
         ({"name": "*"}, "it stands for all rules"),
     ],
     ids=str,
@@ -490,6 +496,94 @@ def test_the_error_for_a_wrong_configured_rule_names_its_place(value: object, sa
     with pytest.raises(RuleError, match=says) as caught:
         Rule.from_setting("search", value)
     assert str(caught.value).startswith("QUOTA[\"RULES\"]['search']: ")
+
+
+# --- the names of functions, and options in words ---------------------------------------------------------------------
+
+
+def named(*_: Any, **__: Any) -> None:
+    """Stand for a function of a site."""
+
+
+class Asked:
+    """Stand for a class whose objects are called."""
+
+    def __call__(self, request: Any) -> None: ...
+
+    def method(self, request: Any) -> None: ...
+
+
+def renamed() -> type:
+    """Return a class as `@api_view` of Django REST framework makes it: renamed by `__name__` alone."""
+    made = type("Made", (), {"__qualname__": "outer.Made", "__module__": "shop.views"})
+    made.__name__ = "search"
+    return made
+
+
+OF_HERE = "tests.core.test_rules"
+
+
+@pytest.mark.parametrize(
+    ("function", "path"),
+    [
+        pytest.param(named, f"{OF_HERE}.named", id="a function"),
+        pytest.param(Asked, f"{OF_HERE}.Asked", id="a class"),
+        pytest.param(Asked(), f"{OF_HERE}.Asked", id="an object"),
+        pytest.param(Asked().method, f"{OF_HERE}.Asked.method", id="a method"),
+        pytest.param(renamed(), "shop.views.outer.search", id="a renamed class"),
+        pytest.param(len, "builtins.len", id="a built-in"),
+        pytest.param(partial(named), f"{OF_HERE}.named()", id="a partial"),
+        pytest.param(
+            partial(named, 5, None, "a", True, unit="m"),
+            f"{OF_HERE}.named(5, None, 'a', True, unit='m')",
+            id="arguments",
+        ),
+        pytest.param(partial(partial(named, 5), 6), f"{OF_HERE}.named(5, 6)", id="a partial of a partial"),
+        pytest.param(partial(named, ("a", (1, None))), f"{OF_HERE}.named(('a', (1, None)))", id="a tuple"),
+        pytest.param(partial(named, named), f"{OF_HERE}.named({OF_HERE}.named)", id="a function as an argument"),
+        pytest.param(partial(named, Asked), f"{OF_HERE}.named({OF_HERE}.Asked)", id="a class as an argument"),
+        pytest.param(partial(named, Asked()), f"{OF_HERE}.named({OF_HERE}.Asked)", id="an object as an argument"),
+        pytest.param(partial(named, 1.5), f"{OF_HERE}.named(builtins.float)", id="a float, which has no address"),
+        pytest.param(partial(named, "a" * 78), f"{OF_HERE}.named('{'a' * 78}')", id="the longest string"),
+        pytest.param(partial(named, "a" * 79), f"{OF_HERE}.named(builtins.str)", id="a longer string"),
+        pytest.param(partial(named, ("a" * 76,)), f"{OF_HERE}.named(('{'a' * 76}'))", id="the longest tuple"),
+        pytest.param(partial(named, ("a" * 77,)), f"{OF_HERE}.named(builtins.tuple)", id="a longer tuple"),
+    ],
+)
+def test_the_dotted_path_of_a_function_is_the_same_in_every_process(function: Any, path: str) -> None:
+    assert dotted_path(function) == path
+
+
+def test_the_dotted_path_of_a_lambda_ends_with_its_line() -> None:
+    one, other = (
+        lambda request: 1,
+        lambda request: 2,
+    )
+
+    paths = [dotted_path(each) for each in (one, partial(other))]
+
+    first = one.__code__.co_firstlineno
+    assert [path.rpartition("<lambda>:")[2] for path in paths] == [str(first), f"{first + 1}()"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("key", "ip", "ip"),
+        ("key", ["ip", "user"], "ip, user"),
+        ("key", ("ip", named), f"ip, {OF_HERE}.named"),
+        ("methods", ["PUT", "DELETE", "PATCH"], "DELETE, PATCH, PUT"),
+        ("warn_at", [0.9, 0.5], "0.9, 0.5"),
+        ("warn_at", None, "None"),
+        ("exempt", ["staff", named, "10.0.0.0/8", "::1"], f"10.0.0.0/8, ::1/128, staff, {OF_HERE}.named"),
+        ("exempt", "10.0.0.0/8", "10.0.0.0/8"),
+        ("ban", BAN, "after 20 refusals in 1 minute, for 1 hour"),
+        ("skip", named, f"{OF_HERE}.named"),
+    ],
+    ids=str,
+)
+def test_an_option_in_words_has_no_python_in_it(option: str, value: Any, words: str) -> None:
+    assert option_in_words(getattr(Rule.make("r", "10/m", **{option: value}), option)) == words
 
 
 # --- rates and durations: which strings are read, and which errors the others get -------------------------------------
