@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import date, timedelta
 from functools import partial
 from ipaddress import ip_network
 from typing import Any
@@ -32,6 +32,7 @@ from tests.support.steps import START
 
 TIERS: Any = {"anonymous": "1/m", "authenticated": "3/m"}
 BAN = {"after": "20/m", "for": "1h"}
+THE_31ST = date(2026, 1, 31)
 
 
 def test_a_rule_has_one_limit_for_each_rate() -> None:
@@ -63,6 +64,9 @@ def test_rates_by_tier_beside_other_rates_are_an_error_that_says_how_a_tier_gets
         ({"algoritm": "fixed_window"}, "'algoritm' is not an option of a rule. Did you mean 'algorithm'"),
         ({"match": "/"}, "'match' is only for configured rules"),
         ({"burst": 5}, "burst= is not an option of 'sliding_window'. It is one of token_bucket and leaky_bucket"),
+        ({"precision": 5, "algorithm": "fixed_window"}, "not an option of 'fixed_window'. It is one of sliding_window"),
+        ({"tz": "UTC"}, "tz= is not an option of 'sliding_window'. It is one of calendar."),
+        ({"starts": THE_31ST}, "starts= is not an option of 'sliding_window'. It is one of calendar."),
         ({"precision": "9"}, "precision='9' is not a whole number"),
         ({"precision": 0}, "precision=0 is not from 1 to 1000. Use, for example, 100."),
         ({"precision": 1_001}, "precision=1001 is not from 1 to 1000. Use, for example, 100."),
@@ -483,12 +487,13 @@ def test_a_configured_rule_may_be_unlimited() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ({"key": "ip"}, "it has no 'rate'"), ({"rate": "5/mx"}, "'5/mx' is not a rate"),
-        ([], "the list of rates is empty"),
+        ({"key": "ip"}, r"it has no 'rate'\. Use, for example, \{'rate': '10/m', 'key': 'ip'\}\.$"),
+        ({"rate": "5/mx"}, "'5/mx' is not a rate"),
+        ([], r"the list of rates is empty\. Use, for example, '10/m', or None for unlimited\.$"),
         ({"rate": "5/m", "ban": {"after": "nonsense", "for": "1h"}}, r"ban\['after'\]='nonsense' is not a rate"),
         ({"rate": "5/m", "ban": {"after": "0/m", "for": "1h"}}, r"ban\['after'\]='0/m' is not a rate"),
         ({"rate": "5/m", "bloc": False}, "Did you mean 'block'"), ({"rate": "5/m", 5: 5}, "'5' is not an option"),
-        ({"rate": "5/m", "name": "a"}, "'name' is not an option"), ({"rate": [["5/m"]]}, "it is list, not a string"),
+        ({"rate": "5/m", "name": "a"}, "'name' is not an option of a rule"), ({"rate": [["5/m"]]}, "it is list, not a string"),
         (5, "it is int, not a string"), ({"rate": "5/m", "exclude": "/x"}, "exclude= needs match="),
     ],
 )  # fmt: skip
@@ -692,6 +697,30 @@ def test_an_override_that_changes_rates_by_something_else_is_an_error_that_says_
 
     with pytest.raises(RateError, match=says):
         Rule.make("r", "10/s").under(text)
+
+
+@pytest.mark.parametrize(
+    ("rates", "starts"),
+    [
+        ("5/h", None), ("5/h; 9/d", None), ("5/h; 200/month", THE_31ST), ("200/month; 5/h", THE_31ST),
+        ("9/week", THE_31ST), ("9/year", THE_31ST), ("x2", THE_31ST),
+    ],
+)  # fmt: skip
+def test_only_weeks_months_or_years_of_an_override_begin_on_the_day_of_the_rule(rates: str, starts: date) -> None:
+    rule = Rule.make("r", "100/month", algorithm="calendar", starts=THE_31ST)
+
+    assert rule.under(rates).starts == starts
+
+
+@pytest.mark.parametrize(
+    ("tier", "starts"), [("hourly", None), ("monthly", THE_31ST), ("both", THE_31ST), ("unlimited", THE_31ST)]
+)
+def test_only_a_tier_with_weeks_months_or_years_begins_them_on_the_day_of_the_rule(tier: str, starts: date) -> None:
+    """A tier without a limit counts as the others do."""
+    rates = {"hourly": "5/h", "monthly": "9/month", "both": "5/h; 9/month", "unlimited": None}
+    rule = Rule.make("r", rates, tier=named, algorithm="calendar", starts=THE_31ST)
+
+    assert rule.tiers[tier].starts == starts
 
 
 @pytest.mark.parametrize("change", ["x2", "+7", "x2+7"])
