@@ -32,12 +32,62 @@ from tests.support.steps import START
 
 TIERS: Any = {"anonymous": "1/m", "authenticated": "3/m"}
 BAN = {"after": "20/m", "for": "1h"}
+TIERS_EXAMPLE = "Use, for example, {'anonymous': '10/m', 'authenticated': '100/m'}. None means unlimited."
 THE_31ST = date(2026, 1, 31)
 
 
 def test_a_rule_has_one_limit_for_each_rate() -> None:
     rule = Rule.make("r", "10/s", "500/h; 5000/day")
     assert [str(limit.rate) for limit in rule.limits] == ["10/s", "500/h", "5000/d"]
+
+
+@pytest.mark.parametrize(
+    ("rates", "options", "states"),
+    [
+        pytest.param("5/m; 9/d", {}, ["sw.60s", "sw.86400s"], id="sliding_window"),
+        pytest.param("5/m; 9/30s", {"algorithm": "fixed_window"}, ["fw.60s", "fw.30s"], id="fixed_window"),
+        pytest.param("5/m", {"algorithm": "token_bucket"}, ["tb.60s"], id="token_bucket"),
+        pytest.param("5/m", {"algorithm": "leaky_bucket"}, ["lb.60s"], id="leaky_bucket"),
+        pytest.param("5/15m", {"algorithm": "calendar"}, ["cal.15minute.UTC"], id="calendar"),
+        pytest.param("5/d", {"algorithm": "calendar", "tz": "Asia/Tokyo"}, ["cal.1day.Asia/Tokyo"], id="a zone"),
+        pytest.param(
+            "5/h; 9/month",
+            {"algorithm": "calendar", "starts": THE_31ST},
+            ["cal.1hour.UTC", "sub.1month.UTC"],
+            id="starts",
+        ),
+        pytest.param("5/m", {"distinct": "ip"}, ["dv.60s"], id="distinct"),
+    ],
+)
+def test_the_name_of_a_state_stays_so_that_counts_outlive_an_upgrade(
+    rates: str, options: dict[str, Any], states: list[str]
+) -> None:
+    assert [limit.state_id for limit in Rule.make("r", rates, **options).limits] == states
+
+
+@pytest.mark.parametrize(
+    ("tiers", "states"),
+    [
+        ({"free": "5/h; 9/d", "pro": None}, ["sw.3600s", "sw.86400s"]),
+        ({"free": "5/h", "team": "9/h; 50/d", "pro": None}, ["sw.3600s", "sw.86400s"]),
+    ],
+    ids=["several windows", "a window of several tiers"],
+)
+def test_a_tier_without_a_limit_counts_once_in_each_window_of_the_others(tiers: Any, states: list[str]) -> None:
+    rule = Rule.make("r", tiers, tier=named)
+
+    assert [limit.state_id for limit in rule.tiers["pro"].counting] == states
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"algorithm": "token_bucket"}, {"algorithm": "leaky_bucket"}, {"distinct": "ip"}],
+    ids=["token_bucket", "leaky_bucket", "distinct"],
+)
+def test_a_tier_without_a_limit_counts_nothing_where_counts_could_not_be_kept(options: Any) -> None:
+    rule = Rule.make("r", {"free": "5/h", "pro": None}, tier=named, **options)
+
+    assert rule.tiers["pro"].counting == ()
 
 
 @pytest.mark.parametrize("rates", [(), (None,)], ids=["no rate", "None"])
@@ -104,7 +154,15 @@ def test_rates_by_tier_beside_other_rates_are_an_error_that_says_how_a_tier_gets
         ({"distinct": True, "algorithm": "token_bucket"}, "algorithm= cannot be combined with distinct="),
         ({"distinct": True, "rate": "10001/d"}, "at most 10000"),
         ({"rate": {}}, "{} is not a rate: the dict has no tiers"),
-        ({"rate": {"anonymous": "1/m"}}, "no rate for the tier 'authenticated'"),
+        ({"rate": {"anonymous": "1/m"}}, f"There is no rate for the tier 'authenticated'. {TIERS_EXAMPLE}"),
+        (
+            {"rate": {**TIERS, "anonymous": "5/mx"}},
+            "'5/mx' is not a rate: 'mx' is not a unit, for tier 'anonymous' (at ",
+        ),
+        (
+            {"rate": {**TIERS, "authenticated": ["5/m", 5]}},
+            "it is int, not a string, for tier 'authenticated'. Write a",
+        ),
         ({"rate": {**TIERS, "pro": "9/m"}}, "There is no tier= to say who is in tier 'pro'"),
         ({"name": ""}, "'' is not a rule's name. Use a string of at least one character."),
         ({"name": 5}, "5 is not a rule's name. Use a string of at least one character."),
@@ -493,7 +551,7 @@ def test_a_configured_rule_may_be_unlimited() -> None:
         ({"rate": "5/m", "ban": {"after": "nonsense", "for": "1h"}}, r"ban\['after'\]='nonsense' is not a rate"),
         ({"rate": "5/m", "ban": {"after": "0/m", "for": "1h"}}, r"ban\['after'\]='0/m' is not a rate"),
         ({"rate": "5/m", "bloc": False}, "Did you mean 'block'"), ({"rate": "5/m", 5: 5}, "'5' is not an option"),
-        ({"rate": "5/m", "name": "a"}, "'name' is not an option of a rule"), ({"rate": [["5/m"]]}, "it is list, not a string"),
+        ({"rate": "5/m", "name": "a"}, "'name' is not an option"), ({"rate": [["5/m"]]}, "it is list, not a string"),
         (5, "it is int, not a string"), ({"rate": "5/m", "exclude": "/x"}, "exclude= needs match="),
     ],
 )  # fmt: skip
