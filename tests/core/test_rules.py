@@ -36,6 +36,10 @@ TIERS_EXAMPLE = "Use, for example, {'anonymous': '10/m', 'authenticated': '100/m
 THE_31ST = date(2026, 1, 31)
 
 
+def named(*_: Any, **__: Any) -> None:
+    """Stand for a function of a site."""
+
+
 def test_a_rule_has_one_limit_for_each_rate() -> None:
     rule = Rule.make("r", "10/s", "500/h; 5000/day")
     assert [str(limit.rate) for limit in rule.limits] == ["10/s", "500/h", "5000/d"]
@@ -450,6 +454,49 @@ def test_an_override_with_a_shorter_window_shortens_the_lease() -> None:
     assert [rule.under("x2").lease, rule.under("5/m").lease] == [60_000_000, 1_200_000]
 
 
+@pytest.mark.parametrize(
+    ("options", "notes"),
+    [
+        ({"key": "user"}, False), ({"key": "ip"}, False), ({"key": ["user", "ip"]}, False),
+        ({"key": "user_or_ip"}, True), ({"key": ["ip", "header:X-Api-Key"]}, True), ({"key": named}, True),
+        ({"key": "ip", "tier": named}, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_tier_is_noted_where_the_subject_does_not_tell_it(options: Any, notes: bool) -> None:
+    rule = Rule.make("r", TIERS, **options)
+
+    assert (rule.notes_tier, rule.tiers["anonymous"].of_tier) == (notes, "anonymous" if notes else "")
+
+
+@pytest.mark.parametrize(
+    ("warn_at", "thousandths"),
+    [
+        (0.8, (800,)), (0.57, (570,)), (1, (1_000,)), (0.0019, (1,)), ([0.9, 0.5, 0.9], (500, 900)), (None, ()),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_shares_at_which_a_rule_warns_are_thousandths_in_rising_order(warn_at: Any, thousandths: Any) -> None:
+    assert Rule.make("r", "10/m", warn_at=warn_at).warn_shares == thousandths
+
+
+def test_a_shadow_rule_warns_at_no_share() -> None:
+    assert Rule.make("r", "10/m", shadow=True, warn_at=0.5).warn_shares == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"key": "post:phone"}, "post"), ({"key": "json:user.phone"}, "json"), ({"key": ["json:a", "post:b"]}, "post"),
+        ({"key": "ip", "distinct": "json:device"}, "json"), ({"key": "ip", "distinct": ["ip", "post:a"]}, "post"),
+        ({"key": "header:post"}, ""), ({"key": "ip"}, ""), ({"key": named, "distinct": True}, ""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_key_of_the_body_makes_its_rule_read_the_body(options: Any, kind: str) -> None:
+    assert Rule.make("r", "10/m", **options).reads_body == kind
+
+
 METHODS = pytest.mark.parametrize(
     ("written", "methods"), [("post", {"POST"}), (["get", "PUT"], {"GET", "HEAD", "PUT"})], ids=["one", "several"]
 )
@@ -562,10 +609,6 @@ def test_the_error_for_a_wrong_configured_rule_names_its_place(value: object, sa
 
 
 # --- the names of functions, and options in words ---------------------------------------------------------------------
-
-
-def named(*_: Any, **__: Any) -> None:
-    """Stand for a function of a site."""
 
 
 class Asked:
