@@ -124,6 +124,68 @@ def test_a_decision_without_limits_has_no_numbers() -> None:
     assert (NOTHING.delay, NOTHING.would_refuse, NOTHING.of_rule("a")) == (0.0, False, None)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(True, False), (False, True), (True, True), (False, False)],
+    ids=["the first", "the second", "both", "none"],
+)
+@pytest.mark.parametrize("flag", ["degraded", "approximate"])
+def test_two_decisions_together_are_as_uncertain_as_either(flag: str, one: bool, other: bool) -> None:
+    allowed = Decision.of((outcome(),))
+
+    joined = replace(allowed, **{flag: one}).combined_with(replace(allowed, **{flag: other}))
+
+    assert getattr(joined, flag) is (one or other)
+
+
+def test_a_decision_is_no_other_thing() -> None:
+    assert NOTHING != "nothing"
+
+
+def test_equal_decisions_are_one_in_a_set() -> None:
+    assert len({Decision.of((outcome("a"),)), Decision.of((outcome("a"),)), NOTHING}) == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "used"),
+    [
+        ({}, 5), ({"over": 3, "remaining": 0}, 13), ({"why": "blocked", "remaining": 0, "allowed": False}, 0),
+        ({"why": "banned", "remaining": 4, "allowed": False}, 6), ({"remaining": None, "over": 7}, 7),
+    ],
+    ids=["within the limit", "over the limit", "blocked", "banned", "without a limit"],
+)  # fmt: skip
+def test_what_is_used_counts_even_above_the_limit(changed: Any, used: int) -> None:
+    assert outcome()._replace(**changed).used == used
+
+
+@pytest.mark.parametrize(
+    ("why", "allowed", "is_shut_out"),
+    [
+        ("blocked", False, True),
+        ("banned", False, True),
+        ("", False, False),
+        ("override", False, False),
+        ("", True, False),
+    ],
+)
+def test_who_is_blocked_or_banned_is_shut_out(why: Any, allowed: bool, is_shut_out: bool) -> None:
+    assert outcome(ok=allowed)._replace(why=why).is_shut_out is is_shut_out
+
+
+def test_a_decision_without_limits_has_a_cost_of_one() -> None:
+    assert (NOTHING.cost, NOTHING.used, NOTHING.rule, NOTHING.subject) == (1, None, "", "")
+
+
+def test_a_refused_hit_has_no_delay() -> None:
+    assert Decision.of((refused(delay=2.0),)).delay == 0.0
+
+
+@pytest.mark.parametrize("attribute", ["outcomes", "binding"])
+def test_what_a_decision_reads_is_of_a_decision_and_not_of_the_class(attribute: str) -> None:
+    with pytest.raises(AttributeError, match=rf"^Decision\.{attribute} is an attribute of instances\.$"):
+        getattr(Decision, attribute)
+
+
 TIGHT, OTHER = outcome("a", remaining=2), outcome("b", remaining=1)
 SEVERAL = Decision.of((outcome("a", remaining=5), TIGHT, OTHER))
 
@@ -137,10 +199,20 @@ def test_the_outcome_of_a_rule_that_was_not_asked_is_an_error() -> None:
         SEVERAL.of_rule("c")
 
 
-def test_a_decision_explains_itself() -> None:
+@pytest.mark.parametrize(
+    ("decision", "sentence"),
+    [
+        (Decision.of((outcome("a"),)), "Allowed by rule 'a' for user:1; 5 of 10 are left."),
+        (NOTHING, "Allowed: nothing limits this."),
+        (Decision.without_limit(degraded=True), "Allowed without a check: the store did not answer."),
+        (DENIED, "Rule 'd' refuses, since the store did not answer; try again shortly."),
+        (Decision.without_limit(allowed=False), "The store did not answer a call of the view; try again shortly."),
+    ],
+    ids=["allowed", "no limit", "allowed without the store", "denied without the store", "denied in the view"],
+)
+def test_a_decision_explains_itself(decision: Decision, sentence: str) -> None:
     """What refusals say is in `tests/api/test_refusal_sentences.py`."""
-    assert Decision.of((outcome("a"),)).explain() == "Allowed by rule 'a' for user:1; 5 of 10 are left."
-    assert DENIED.explain() == "Rule 'd' refuses, since the store did not answer; try again shortly."
+    assert decision.explain() == sentence
 
 
 @given(st.floats(1, 400 * 86_400.0))
@@ -199,6 +271,29 @@ def test_what_is_shown_of_a_decision_reads_its_outcomes(
     lazy = Decision(False, enforced=True, _given=lambda: decision.outcomes)
 
     assert of(copied(lazy)) == of(decision)
+
+
+def test_what_is_left_after_a_later_decision_has_all_its_numbers() -> None:
+    decision, later = Decision.of((outcome(remaining=4, reset=5),)), outcome(remaining=6, reset=7)
+
+    (found,) = updated(
+        decision, Decision.of((later._replace(over=1, next_after=2.0, cost=9, retry_after=8.0),))
+    ).outcomes
+
+    assert (found.remaining, found.reset_after, found.over, found.next_after) == (6, 7, 1, 2.0)
+    assert (found.cost, found.retry_after) == (1, 0.0)
+
+
+def test_what_a_later_decision_does_not_have_stays_as_it_was() -> None:
+    decision = Decision.of((outcome("a", remaining=4), outcome("b", remaining=3)), degraded=True)
+
+    assert updated(decision, Decision.of((outcome("b", remaining=9),))) == Decision.of(
+        (outcome("a", remaining=4), outcome("b", remaining=9)), degraded=True
+    )
+
+
+def test_a_decision_without_outcomes_stays_as_it_was() -> None:
+    assert updated(DENIED, Decision.of((outcome(),))) is DENIED
 
 
 def test_what_a_shadow_refused_is_still_refused_after_the_others_got_their_hits_back() -> None:

@@ -649,6 +649,7 @@ OF_HERE = "tests.core.test_rules"
         pytest.param(partial(named, named), f"{OF_HERE}.named({OF_HERE}.named)", id="a function as an argument"),
         pytest.param(partial(named, Asked), f"{OF_HERE}.named({OF_HERE}.Asked)", id="a class as an argument"),
         pytest.param(partial(named, Asked()), f"{OF_HERE}.named({OF_HERE}.Asked)", id="an object as an argument"),
+        pytest.param(partial(named, partial(named, 1)), f"{OF_HERE}.named(functools.partial)", id="a partial as one"),
         pytest.param(partial(named, 1.5), f"{OF_HERE}.named(builtins.float)", id="a float, which has no address"),
         pytest.param(partial(named, "a" * 78), f"{OF_HERE}.named('{'a' * 78}')", id="the longest string"),
         pytest.param(partial(named, "a" * 79), f"{OF_HERE}.named(builtins.str)", id="a longer string"),
