@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from datetime import date, timedelta
+from enum import IntEnum
 from functools import partial
 from ipaddress import ip_network
 from typing import Any
@@ -132,6 +133,11 @@ def test_rates_by_tier_beside_other_rates_are_an_error_that_says_how_a_tier_gets
         ({"daily": 1}, "daily=1 is not True, False or None."),
         ({"count_refused": 1}, "count_refused=1 is not True or False"),
         ({"on_unavailable": "open"}, "on_unavailable='open' is not 'allow', 'deny' or 'local'"),
+        ({"cost": "5"}, "cost='5' of rule 'r' is not a whole number from 0 to 1000000000000. Use, for example, 1."),
+        ({"cost": -1}, "cost=-1 of rule 'r' is not a whole number from 0"),
+        ({"cost": True}, "cost=True of rule 'r' is not a whole number from 0"),
+        ({"cost": 1.5}, "cost=1.5 of rule 'r' is not a whole number from 0"),
+        ({"cost": 10**12 + 1}, "cost=1000000000001 of rule 'r' is not a whole number from 0"),
         ({"cost": 0}, "cost=0 is below 1. Use 1, or a function of the request that returns 0"),
         ({"costs": {"export": 0}}, "costs={'export': 0} is not a dict of whole numbers from 1 to"),
         ({"methods": "POTS"}, "'POTS' is not an HTTP method. Did you mean 'POST'"),
@@ -461,7 +467,6 @@ def test_an_override_with_a_shorter_window_shortens_the_lease() -> None:
         ({"key": "user_or_ip"}, True), ({"key": ["ip", "header:X-Api-Key"]}, True), ({"key": named}, True),
         ({"key": "ip", "tier": named}, True),
     ],
-    ids=str,
 )  # fmt: skip
 def test_a_tier_is_noted_where_the_subject_does_not_tell_it(options: Any, notes: bool) -> None:
     rule = Rule.make("r", TIERS, **options)
@@ -491,7 +496,6 @@ def test_a_shadow_rule_warns_at_no_share() -> None:
         ({"key": "ip", "distinct": "json:device"}, "json"), ({"key": "ip", "distinct": ["ip", "post:a"]}, "post"),
         ({"key": "header:post"}, ""), ({"key": "ip"}, ""), ({"key": named, "distinct": True}, ""),
     ],
-    ids=str,
 )  # fmt: skip
 def test_a_key_of_the_body_makes_its_rule_read_the_body(options: Any, kind: str) -> None:
     assert Rule.make("r", "10/m", **options).reads_body == kind
@@ -556,6 +560,17 @@ def test_only_a_string_is_read_as_a_network(value: Any) -> None:
 def test_of_several_wrong_methods_the_error_names_the_first_by_its_letters() -> None:
     with pytest.raises(RuleError, match="'AAA' is not an HTTP method"):
         Rule.make("r", "10/m", methods=["fff", "ddd", "bbb", "aaa", "ccc", "eee", "GET"])
+
+
+class Cost(IntEnum):
+    """The cost of a hit, as a site may name it."""
+
+    EXPORT = 5
+
+
+def test_the_cost_of_an_enum_is_a_plain_number() -> None:
+    """`str()` of a member may be its name, which a store cannot read."""
+    assert type(Rule.make("r", "10/m", cost=Cost.EXPORT).cost) is int
 
 
 def test_the_costs_of_views_stay_when_a_rule_is_changed() -> None:
@@ -687,7 +702,6 @@ def test_the_dotted_path_of_a_lambda_ends_with_its_line() -> None:
         ("ban", BAN, "after 20 refusals in 1 minute, for 1 hour"),
         ("skip", named, f"{OF_HERE}.named"),
     ],
-    ids=str,
 )
 def test_an_option_in_words_has_no_python_in_it(option: str, value: Any, words: str) -> None:
     assert option_in_words(getattr(Rule.make("r", "10/m", **{option: value}), option)) == words
@@ -823,6 +837,32 @@ def test_only_a_tier_with_weeks_months_or_years_begins_them_on_the_day_of_the_ru
     rule = Rule.make("r", rates, tier=named, algorithm="calendar", starts=THE_31ST)
 
     assert rule.tiers[tier].starts == starts
+
+
+@pytest.mark.parametrize(
+    ("rates", "starts", "needs"),
+    [
+        ("9/month", named, True), ("5/h; 9/month", named, True), ("9/month", THE_31ST, False), ("9/month", None, False),
+    ],
+    ids=["a function", "a function for one of two", "a day", "no day"],
+)  # fmt: skip
+def test_a_rule_needs_the_day_of_a_subject_if_a_function_says_it(rates: str, starts: Any, needs: bool) -> None:
+    assert Rule.make("r", rates, algorithm="calendar", starts=starts).needs_start is needs
+
+
+def test_a_tier_that_only_counts_needs_the_day_of_a_subject_as_the_others_do() -> None:
+    rates = {"monthly": "9/month", "unlimited": None}
+
+    tiers = Rule.make("r", rates, tier=named, algorithm="calendar", starts=named).tiers
+
+    assert {name: tier.needs_start for name, tier in tiers.items()} == {"monthly": True, "unlimited": True}
+
+
+@pytest.mark.parametrize("store", ["database", None])
+def test_a_process_looks_for_rules_in_the_database_once_it_has_one(store: Any) -> None:
+    Rule.make("r", "10/m", store=store)
+
+    assert Rule.any_in_database is (store is not None)
 
 
 @pytest.mark.parametrize("change", ["x2", "+7", "x2+7"])
