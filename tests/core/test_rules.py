@@ -26,7 +26,7 @@ from django_quota.core.rates import (
     parse_rate,
     parse_rates,
 )
-from django_quota.core.rules import OPTIONS, option_in_words
+from django_quota.core.rules import OPTIONS, is_about_the_user, option_in_words
 from django_quota.exceptions import RateError, RuleError
 from django_quota.testing import freeze
 from tests.support.steps import START
@@ -499,6 +499,48 @@ def test_a_shadow_rule_warns_at_no_share() -> None:
 )  # fmt: skip
 def test_a_key_of_the_body_makes_its_rule_read_the_body(options: Any, kind: str) -> None:
     assert Rule.make("r", "10/m", **options).reads_body == kind
+
+
+@pytest.mark.parametrize(
+    ("rate", "options", "is_plain"),
+    [
+        pytest.param("10/m", {}, True, id="a rate"),
+        pytest.param(
+            "10/m; 9/h", {"key": named, "ban": BAN, "shadow": True, "cost": 5}, True, id="a key of a function"
+        ),
+        pytest.param("9/month", {"algorithm": "calendar", "starts": THE_31ST}, True, id="a day"),
+        pytest.param("9/month", {"algorithm": "calendar", "starts": named}, False, id="the day of a subject"),
+        pytest.param(named, {}, False, id="the rate of a function"),
+        pytest.param(TIERS, {}, False, id="rates by tier"),
+        pytest.param("10/m", {"share": {"anonymous": 1, "authenticated": 1}}, False, id="shares by tier"),
+        pytest.param("10/m", {"cost": named}, False, id="the cost of a function"),
+        pytest.param("10/m", {"costs": {"export": 5}}, False, id="costs"),
+        pytest.param("10/m", {"methods": "GET"}, False, id="methods"),
+        pytest.param("10/m", {"skip": named}, False, id="skip"),
+        pytest.param("10/m", {"exempt": "10.0.0.0/8"}, False, id="exempt"),
+        pytest.param("10/m", {"distinct": "ip"}, False, id="distinct"),
+        pytest.param("10/m", {"settle": named}, False, id="settle"),
+        pytest.param("10/m", {"count_when": named}, False, id="count_when"),
+    ],
+)
+def test_a_plain_rule_needs_no_more_than_the_key_of_a_request(rate: Any, options: Any, is_plain: bool) -> None:
+    assert Rule.make("r", rate, **options).is_plain is is_plain
+
+
+@pytest.mark.parametrize(
+    ("key", "may_be"),
+    [
+        ("user", True), ("user_or_ip", True), ("shop.keys.tenant", True), (named, True), (("ip", "user"), True),
+        (("ip", ("global", named)), True), ("ip", False), ("header:X.Y", False), ("global", False),
+        (("ip", "header:X"), False),
+    ],
+    ids=[
+        "user", "user_or_ip", "a dotted path", "a function", "one of two", "one of two in one of two", "ip", "a header",
+        "global", "none of two",
+    ],
+)  # fmt: skip
+def test_a_function_in_a_key_may_be_about_the_user(key: Any, may_be: bool) -> None:
+    assert is_about_the_user(key) is may_be
 
 
 METHODS = pytest.mark.parametrize(
