@@ -68,9 +68,6 @@ DEFAULT_LEASES_PER_WINDOW = 50
 MAX_DEFAULT_LEASE = 10 * SECOND
 """The longest lease of `prefetch=True`, in microseconds: a longer one saves next to nothing."""
 
-MAX_STARTS = 4_096
-"""For how many days on which periods begin a rule keeps the rule that has them."""
-
 _BODY_KINDS: tuple[Literal["post", "json"], ...] = ("post", "json")
 """The kinds of keys that read the body of a request."""
 
@@ -378,6 +375,7 @@ class Rule:
 
     @cached_property
     def _by_start(self) -> dict[date, Rule]:
+        """The rules that `starting` has returned, by `same_periods`: so there are few days."""
         return {}
 
     def starting(self, day: date | None) -> Rule:
@@ -385,8 +383,6 @@ class Rule:
         same = same_periods(day or FIRST_DAY)
         found = self._by_start.get(same)
         if found is None:
-            if len(self._by_start) >= MAX_STARTS:
-                self._by_start.clear()
             found = self._by_start[same] = replace(self, starts=same)
         return found
 

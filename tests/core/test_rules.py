@@ -282,6 +282,16 @@ def test_the_error_for_a_wrong_share_of_a_tier_names_the_tier(share: Any, says: 
 
 
 @pytest.mark.parametrize(
+    "rates", [(TIERS,), (named,), ("10/m", named)], ids=["by tier", "of a function", "one of a function"]
+)
+def test_shares_by_tier_need_rates_that_are_the_same_for_all_tiers(rates: Any) -> None:
+    says = r"^share= by tier needs rates that are the same for all tiers\. Use, for example, '1000/m'\.$"
+
+    with pytest.raises(RuleError, match=says):
+        Rule.make("r", *rates, share={"anonymous": 0.5, "authenticated": 1})
+
+
+@pytest.mark.parametrize(
     ("option", "value"),
     [
         ("costs", {"export": 1, "api:report": 10**12}),
