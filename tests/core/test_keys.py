@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from django_quota import Rule
 from django_quota.core import keys as our_keys
 from django_quota.core.algorithms import ALGORITHMS, Limit
+from django_quota.core.algorithms.stock import StockLimit
 from django_quota.core.keys import MAX_PART, escape, pattern, read, subject_base
 from django_quota.core.rates import MAX_PERIOD, UNITS, Rate
 
@@ -105,6 +106,74 @@ def test_a_subject_that_looks_like_a_digest_is_not_taken_for_one(subject: str) -
 )
 def test_a_key_that_is_not_ours_is_not_read(key: str) -> None:
     assert read("q", key) is None
+
+
+OF_A_SUBJECT = subject_base("q", "user:a b")
+COUNTER = StockLimit("credits:left", ttl=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (state_key("q", "user:a b", limit("api:v1")), "q:1:{user:a%20b}:r:api%3Av1:sw.60s"),
+        (state_key("q", "user:a b", limit("r", algorithm="token_bucket")), "q:1:{user:a%20b}:r:r:tb.60s"),
+        (our_keys.status_key("q", "user:a b"), "q:1:{user:a%20b}:s"),
+        (our_keys.key_of(OF_A_SUBJECT, "day", "2026-11-21"), "q:1:{user:a%20b}:day:2026-11-21"),
+        (our_keys.key_of(OF_A_SUBJECT, "b", "api:v1"), "q:1:{user:a%20b}:b:api%3Av1"),
+        (our_keys.key_of(OF_A_SUBJECT, "c", "clicks", "2026-11"), "q:1:{user:a%20b}:c:clicks:2026-11"),
+        (our_keys.group_base("q", "shop b"), "q:1:{group!shop%20b"),
+        (our_keys.system_key("q", "events"), "q:1:{!}:events"),
+        (our_keys.state_part(COUNTER), "c:credits%3Aleft"),
+        (our_keys.grants_part(COUNTER), "grants:credits%3Aleft"),
+        (our_keys.leased_part(COUNTER), "leased:credits%3Aleft"),
+        (our_keys.ahead_part(limit("api:v1")), "a:api%3Av1:sw.60s"),
+        (our_keys.grants_key("q:1:{g}:c:credits"), "q:1:{g}:grants:credits"),
+        (our_keys.counter_key("q:1:{g}:leased:credits"), "q:1:{g}:c:credits"),
+        (our_keys.ahead_key("q:1:{g}:r:api:sw.60s"), "q:1:{g}:a:api:sw.60s"),
+        (our_keys.subject_part("q:1:{user:a%20b}:r:api:sw.60s"), "user:a%20b"),
+        (our_keys.part_of_key("q:1:{user:a%20b}:r:api:sw.60s"), "r:api:sw.60s"),
+    ],
+    ids=[
+        "a limit", "a bucket", "the status", "a day", "refusals", "the days of a counter", "a group", "events",
+        "a counter", "its grants", "its leases", "units taken ahead", "from a counter to its grants",
+        "from leases to their counter", "from a limit to its units taken ahead", "the subject", "what it holds",
+    ],
+)  # fmt: skip
+def test_the_name_of_a_key_stays_so_that_counts_outlive_an_upgrade(key: str, name: str) -> None:
+    assert key == name
+
+
+@pytest.mark.parametrize(
+    ("key", "is_system"),
+    [
+        (our_keys.system_key("q", "events"), True), (our_keys.status_key("q", "user:1"), False),
+        (our_keys.status_key("q", "!"), False), (our_keys.system_key("other", "events"), False),
+    ],
+    ids=["a key of all subjects", "a key of a subject", "of a subject with its name", "with another prefix"],
+)  # fmt: skip
+def test_a_key_of_all_subjects_is_told_from_the_others(key: str, is_system: bool) -> None:
+    assert our_keys.is_system("q", key) is is_system
+
+
+@pytest.mark.parametrize("name", ["api", "api:v1", "é", "a%20b", "\ud800", "~"])
+def test_a_name_is_read_back_from_its_part_of_a_key(name: str) -> None:
+    assert our_keys.named(our_keys.field(name)) == name
+
+
+def test_a_name_that_is_too_long_is_not_known() -> None:
+    assert our_keys.named(our_keys.field(LONG + "k")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        (our_keys.digested("a"), True), (our_keys.digested("a") + "0", False), (our_keys.digested("a")[1:], False),
+        (our_keys.digested("a").upper(), False), ("~", False),
+    ],
+    ids=["a digest", "longer", "without its first character", "in capitals", "shorter"],
+)  # fmt: skip
+def test_a_digest_is_told_from_a_name(text: str, is_one: bool) -> None:
+    assert bool(our_keys.is_digest(text)) is is_one
 
 
 @given(st.sampled_from(["second", "minute", "hour", "day", "week"]), st.data())

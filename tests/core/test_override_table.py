@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -175,6 +176,114 @@ def test_a_block_that_another_one_without_an_end_follows_has_no_end() -> None:
     found = OverrideTable([short, endless]).find("a", "user:1", 1)
     assert found is not None
     assert (found.pk, found.ends) == (1, 0)
+
+
+def test_a_block_ends_at_the_first_moment_without_one() -> None:
+    """The moments are such that a set of them is not in their order."""
+    first = Override(1, "user:1", "a", "blocked", ends=47)
+    later = Override(2, "*", "*", "blocked", begins=81, ends=90)
+
+    found = OverrideTable([first, later]).find("a", "user:1", 1)
+
+    assert found is not None
+    assert (found.pk, found.ends) == (1, 47)
+
+
+@pytest.mark.parametrize("mode", ["exempt", "shadow", "rate"])
+def test_a_block_ends_where_another_override_is_next(mode: Any) -> None:
+    table = OverrideTable([Override(1, "user:1", "a", "blocked", ends=5), Override(2, "*", "*", mode)])
+
+    found = table.find("a", "user:1", 1)
+
+    assert found is not None
+    assert (found.pk, found.ends) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "applies"),
+    [
+        (0, 0, True), (5, 0, True), (6, 0, False), (4, 6, True),
+        (0, 6, True), (0, 5, False), (0, 4, False), (5, 6, True),
+    ],
+)  # fmt: skip
+def test_an_override_applies_from_its_first_moment_up_to_its_end(begins: int, ends: int, applies: bool) -> None:
+    table = OverrideTable([Override(1, "user:1", "a", "exempt", begins=begins, ends=ends)])
+
+    assert bool(table.find("a", "user:1", 5)) is applies
+
+
+@pytest.mark.parametrize(
+    ("now", "kept"), [(4, 2), (5, 1), (6, 1)], ids=["before its end", "at its end", "after its end"]
+)
+def test_an_override_is_dropped_when_it_has_ended(now: int, kept: int) -> None:
+    table = OverrideTable([Override(1, "user:1", "a", "exempt", ends=5), Override(2, "user:1", "b", "exempt")])
+
+    table.drop_ended(now)
+
+    assert (len(table), len(table.of_subject("user:1"))) == (kept, kept)
+
+
+BY_DISTANCE = (
+    "ip:192.0.2.7", "ip:192.0.2.0/28", "ip:192.0.2.0/24", "ip:0.0.0.0/0", "ip:*", "*",
+)  # fmt: skip
+"""What an override may be about, the nearest to the first of them first."""
+
+
+@pytest.mark.parametrize("nearest", range(len(BY_DISTANCE)), ids=BY_DISTANCE)
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
+def test_the_nearest_override_applies_whichever_came_first(order: int, nearest: int) -> None:
+    rows = [Override(pk, subject, "*", "exempt") for pk, subject in enumerate(BY_DISTANCE)][nearest:]
+
+    found = OverrideTable(rows[::order]).find("a", BY_DISTANCE[0], 0)
+
+    assert found is not None
+    assert found.subject == BY_DISTANCE[nearest]
+
+
+@pytest.mark.parametrize("subject", BY_DISTANCE)
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
+def test_at_each_distance_an_override_of_the_rule_comes_first(order: int, subject: str) -> None:
+    rows = [Override(1, subject, "a", "exempt"), Override(2, subject, "*", "blocked"), Override(3, "*", "a", "shadow")]
+
+    matching = OverrideTable(rows[::order]).matching("a", BY_DISTANCE[0])
+
+    assert [each.pk for each in matching if each.subject == subject][:1] == [3 if subject == "*" and order < 0 else 1]
+
+
+@pytest.mark.parametrize(
+    ("about", "subject"),
+    [
+        ("ip:0.0.0.0/0", "ip:::1"), ("ip:::/0", "ip:192.0.2.7"), ("ip:2001:db8::1/128", "ip:2001:db8::/64"),
+        ("ip:192.0.2.0/28", "ip:192.0.2.16"), ("ip:192.0.2.0/24", "ip:192.0.2.7+user:1"), ("ip:*", "ip"),
+        ("global:*", "global"), ("user:*", "users:1"), ("user:1", "user:12"), ("user:a/b", "user:a"),
+    ],
+)  # fmt: skip
+def test_an_override_does_not_apply_to_what_it_is_not_about(about: str, subject: str) -> None:
+    assert OverrideTable([Override(1, about, "*", "blocked")]).find("a", subject, 0) is None
+
+
+@pytest.mark.parametrize(
+    "subject", ["user:a/b", "user:*", "*", "ip:*", "ip:192.0.2.0/24", "ip:192.0.2.7+user:1", "global"]
+)
+def test_an_override_applies_to_exactly_its_subject_once(subject: str) -> None:
+    assert len(OverrideTable([Override(1, subject, "*", "blocked")]).of_subject(subject)) == 1
+
+
+@pytest.mark.parametrize("subject", ["user:2", "ip:192.0.2.0/24", "*"])
+def test_an_override_that_moves_to_another_subject_leaves_the_earlier_one(subject: str) -> None:
+    table = OverrideTable([Override(1, "ip:192.0.2.0/28", "*", "blocked"), Override(2, "user:1", "*", "exempt")])
+
+    table.put(Override(1, subject, "*", "blocked"))
+
+    assert [table.of_subject("ip:192.0.2.1") != [], len(table)] == [subject != "user:2", 2]
+
+
+def test_an_unknown_override_is_not_dropped() -> None:
+    table = OverrideTable([Override(1, "user:1", "*", "blocked")])
+
+    table.drop(2)
+
+    assert len(table) == 1
 
 
 def test_an_override_of_a_kind_is_not_about_subjects_of_several_parts() -> None:
