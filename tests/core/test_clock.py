@@ -1,8 +1,13 @@
-"""Durations in words, as refusals, errors and pages say them. What `freeze` does is in `tests/api/test_testing.py`."""
+"""Durations in words, and which clock decides. What `freeze` takes is in `tests/api/test_testing.py`."""
+
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 import pytest
 
-from django_quota.core.clock import SECOND, in_words
+from django_quota.core.clock import SECOND, frozen_now, in_words, machine_now, now, steady_now, time_alone, use_clock
+from django_quota.testing import freeze
+from tests.support.steps import START
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 
@@ -32,3 +37,64 @@ MINUTE, HOUR, DAY = 60, 3_600, 86_400
 )
 def test_a_duration_in_words_is_rounded_up_to_the_smaller_of_two_units(seconds: float, words: str) -> None:
     assert in_words(seconds * SECOND) == words
+
+
+@pytest.fixture
+def earlier() -> Iterator[Callable[[], int | None] | None]:
+    """The clock of the process, which the test may change."""
+    kept = use_clock(None)
+    yield kept
+    use_clock(kept)
+
+
+@pytest.mark.parametrize("clock", [frozen_now, now, steady_now])
+def test_freeze_sets_every_clock(clock: Callable[[], int | None]) -> None:
+    with freeze(START):
+        assert clock() == START
+
+
+@pytest.mark.parametrize("clock", [now, steady_now])
+@pytest.mark.usefixtures("earlier")
+def test_the_clock_of_the_process_sets_every_clock(clock: Callable[[], int]) -> None:
+    use_clock(lambda: START)
+
+    assert clock() == START
+
+
+@pytest.mark.usefixtures("earlier")
+def test_freeze_takes_precedence_over_the_clock_of_the_process() -> None:
+    use_clock(lambda: START)
+
+    with freeze(START + 1):
+        assert now() == START + 1
+
+
+@pytest.mark.usefixtures("earlier")
+def test_a_clock_of_the_process_may_leave_the_time_to_the_store() -> None:
+    use_clock(lambda: None)
+
+    assert frozen_now() is None
+
+
+@pytest.mark.usefixtures("earlier")
+def test_a_new_clock_of_the_process_returns_the_one_before_it() -> None:
+    def clock() -> int:
+        return START
+
+    assert [use_clock(clock), use_clock(None)] == [None, clock]
+
+
+def test_the_time_of_the_machine_is_never_frozen() -> None:
+    with freeze(START):
+        assert machine_now() != START
+
+
+def test_a_context_of_the_time_alone_has_no_other_variable() -> None:
+    other: ContextVar[str] = ContextVar("other")
+    token = other.set("secret")
+
+    with freeze(START):
+        alone = time_alone()
+    other.reset(token)
+
+    assert (alone.run(frozen_now), len(alone)) == (START, 1)

@@ -1,9 +1,13 @@
 """What errors say: the nearest known word, the place of a wrong rate, and one line without secrets."""
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import pytest
 
-from django_quota.core.errors import StoreFull, did_you_mean, without_secrets
-from django_quota.exceptions import ConfigurationError, RateError, StoreUnavailable
+from django_quota.core.errors import StoreFull, Translatable, did_you_mean, nearest, without_secrets
+from django_quota.exceptions import ConfigurationError, CounterError, LeaseLost, RateError, StoreUnavailable
 
 
 @pytest.mark.parametrize(
@@ -37,10 +41,64 @@ def test_an_unknown_word_gets_the_nearest_known_one(word: str, known: list[str],
             "The quota store is unavailable: the memory of this process holds its maximum of keys",
             id="a full store",
         ),
+        pytest.param(
+            CounterError("clicks", "user:1", "it is full."), "Counter 'clicks' of user:1: it is full.", id="a counter"
+        ),
+        pytest.param(
+            LeaseLost("export", "user:1"),
+            "The lease of slot 'export' for user:1 was lost: it expired, or was removed, before it was released. "
+            "Use a longer lease=, or renew=True.",
+            id="a lease",
+        ),
     ],
 )
 def test_an_error_is_one_or_two_sentences(error: Exception, says: str) -> None:
     assert str(error) == says
+
+
+def test_a_lost_lease_says_which_one_it_was() -> None:
+    lost = LeaseLost("export", "user:1")
+
+    assert (lost.slot, lost.subject) == ("export", "user:1")
+
+
+@pytest.mark.parametrize("known", [["RULES", "rules"], ["rules", "RULES"]], ids=["capitals first", "capitals last"])
+def test_the_nearest_word_does_not_depend_on_the_order_of_the_known_ones(known: list[str]) -> None:
+    assert nearest("rule", known) == "rules"
+
+
+def test_without_values_a_template_may_have_a_percent_sign() -> None:
+    assert Translatable("100 % of it") == "100 % of it"
+
+
+def test_a_translatable_string_knows_what_it_was_made_from() -> None:
+    made = Translatable("%(count)d of %(what)s", count=5, what="hits")
+
+    assert (made, made.template, made.values) == ("5 of hits", "%(count)d of %(what)s", {"count": 5, "what": "hits"})
+
+
+@pytest.mark.parametrize(
+    ("second", "template"), [("Use 5.", "%(first)s %(second)s"), ("", "%(first)s")], ids=["two", "one"]
+)
+def test_sentences_are_translated_each_by_itself(second: str, template: str) -> None:
+    made = Translatable.sentences("Wrong.", second)
+
+    assert (str(made), made.template) == (f"Wrong. {second}".strip(), template)
+
+
+@pytest.mark.parametrize(
+    "copied", [lambda made: pickle.loads(pickle.dumps(made)), copy.copy], ids=["pickled", "copied"]
+)
+def test_a_copy_of_a_translatable_string_is_a_plain_one(copied: Callable[[str], str]) -> None:
+    found = copied(Translatable("%(count)d hits", count=5))
+
+    assert (found, type(found)) == ("5 hits", str)
+
+
+def test_a_hint_stays_translatable() -> None:
+    hint = Translatable("Use %(count)d.", count=5)
+
+    assert ConfigurationError("It is wrong.", hint).hint is hint
 
 
 @pytest.mark.parametrize(
