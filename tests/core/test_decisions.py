@@ -48,6 +48,10 @@ SOFTLY_DENIED = replace(DENIED, enforced=False)
         # If all allow, the limit with the fewest hits left binds: hits of this cost.
         ([outcome("a", remaining=5), outcome("b", remaining=2), outcome("c", remaining=9)], "b", True, False, 0.0),
         ([outcome("cheap", remaining=5, cost=1), outcome("dear", remaining=8, cost=4)], "dear", True, False, 0.0),
+        ([outcome("cheap", remaining=5, cost=1), outcome("dear", remaining=8, cost=2)], "dear", True, False, 0.0),
+        ([outcome("free", remaining=3, cost=0), outcome("paid", remaining=4, cost=1)], "free", True, False, 0.0),
+        # Of two with as many, the one that is free again later.
+        ([outcome("soon", reset=5.0), outcome("late", reset=9.0)], "late", True, False, 0.0),
         # If several refuse, the longest wait binds; an enforced refusal before a longer one that is not.
         ([refused("a", wait=3), refused("b", wait=8), outcome("c")], "b", False, True, 8),
         ([refused("a", wait=3), refused("b", wait=None)], "b", False, True, None),
@@ -244,6 +248,17 @@ def test_a_refusal_of_a_calendar_names_the_day_on_which_its_period_ends(
             f"Rule 'tokens' admits 100,000 per {period} for org:7. "
             f"This hit needs 15,000; 14,160 of 100,000 are left until {ends}."
         )
+
+
+@pytest.mark.parametrize(
+    ("rate", "algorithm"), [("100/day", "sliding_window"), ("100/day", "fixed_window"), ("100/h", "calendar")]
+)
+def test_a_refusal_of_a_window_names_no_day(rate: str, algorithm: Any, memory_store: None) -> None:
+    with freeze(datetime.fromisoformat("2026-11-20T08:00Z")):
+        check(rate, "org:7", 90, algorithm=algorithm)
+        sentence = check(rate, "org:7", 15, algorithm=algorithm).explain()
+
+    assert sentence.endswith(f"; 10 of 100 are left; try again in {'1 day' if 'day' in rate else '1 hour'}.")
 
 
 @pytest.mark.parametrize(
