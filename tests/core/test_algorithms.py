@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -253,6 +253,20 @@ def moment(text: str) -> int:
          ["2026-10-03T14:30+00:00", "2026-10-03T15:30+00:00", "2026-10-03T16:00+00:00"]),
         ("hour", 1, LORD_HOWE, "2026-04-04T14:58+00:00",
          ["2026-04-04T14:00+00:00", "2026-04-04T15:00+00:00", "2026-04-04T15:30+00:00"]),
+        # The next period begins there.
+        ("hour", 1, LORD_HOWE, "2026-10-03T15:45+00:00",
+         ["2026-10-03T15:30+00:00", "2026-10-03T16:00+00:00", "2026-10-03T17:00+00:00"]),
+        ("hour", 1, LORD_HOWE, "2026-04-04T15:15+00:00",
+         ["2026-04-04T15:00+00:00", "2026-04-04T15:30+00:00", "2026-04-04T16:30+00:00"]),
+        ("hour", 1, CHATHAM, "2026-09-26T14:05+00:00",
+         ["2026-09-26T14:00+00:00", "2026-09-26T14:15+00:00", "2026-09-26T15:15+00:00"]),
+        ("minute", 20, CHATHAM, "2026-09-26T13:57+00:00",
+         ["2026-09-26T13:55+00:00", "2026-09-26T14:00+00:00", "2026-09-26T14:15+00:00"]),
+        ("minute", 12, CHATHAM, "2026-09-26T14:01+00:00",
+         ["2026-09-26T14:00+00:00", "2026-09-26T14:03+00:00", "2026-09-26T14:15+00:00"]),
+        # To the second: Liberia was 44 minutes and 30 seconds behind until 1972.
+        ("hour", 1, "Africa/Monrovia", "1972-01-07T00:50+00:00",
+         ["1972-01-07T00:44:30+00:00", "1972-01-07T01:00+00:00", "1972-01-07T02:00+00:00"]),
         # Where it jumps within an hour, at 02:45, that hour ends there.
         ("hour", 1, CHATHAM, "2026-09-26T13:50+00:00",
          ["2026-09-26T13:15+00:00", "2026-09-26T14:00+00:00", "2026-09-26T14:15+00:00"]),
@@ -272,6 +286,33 @@ def test_periods_are_those_of_the_clocks_that_people_have(
     unit: str, multiple: int, zone: str, now: str, edges_then: list[str]
 ) -> None:
     assert list(edges(unit, multiple, zone, moment(now)))[: len(edges_then)] == [moment(each) for each in edges_then]
+
+
+@pytest.mark.parametrize(
+    ("options", "outside"),
+    [
+        ({}, ["before", "after the next"]),
+        ({"starts": date(2026, 1, 31)}, ["before", "in the next", "after the next"]),
+    ],
+    ids=["of the calendar", "of a subject"],
+)
+def test_a_moment_outside_the_periods_that_a_caller_sends_is_told(options: dict[str, Any], outside: list[str]) -> None:
+    limit = Rule.make("rule", "1/month", algorithm="calendar", **options).limits[0]
+    p = limit.parameters(moment("2026-11-21T12:00+00:00"))
+    moments = {
+        "before": p.a - 1, "the first": p.a, "the last": p.b - 1, "in the next": p.b, "after the next": max(p.c, p.d),
+    }  # fmt: skip
+
+    assert [name for name, now in moments.items() if limit.algorithm.is_outside(p, now)] == outside
+
+
+def test_a_hit_in_the_next_period_counts_in_that_one() -> None:
+    limit = Rule.make("rule", "5/h", algorithm="calendar").limits[0]
+    p = limit.parameters(moment("2026-11-21T12:30+00:00"))
+
+    ends = [limit.algorithm.consume(None, p, 1, now)[0].end for now in (p.a, p.b - 1, p.b)]
+
+    assert ends == [p.b, p.b, p.c]
 
 
 def test_a_calendar_limit_starts_anew_with_each_period() -> None:

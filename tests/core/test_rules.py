@@ -538,6 +538,31 @@ def test_a_plain_rule_needs_no_more_than_the_key_of_a_request(rate: Any, options
 
 
 @pytest.mark.parametrize(
+    ("rate", "options", "needs"),
+    [
+        pytest.param("10/m", {}, False, id="a rate"),
+        pytest.param("10/m", {"key": ["ip", "header:X-Api-Key"]}, False, id="a header"),
+        pytest.param("10/m", {"settle": named}, False, id="settle"),
+        pytest.param("10/m", {"count_when": named}, False, id="count_when"),
+        pytest.param("10/m", {"exempt": "10.0.0.0/8"}, False, id="an exempt network"),
+        pytest.param("10/m", {"distinct": "header:X-Device"}, False, id="distinct headers"),
+        pytest.param("10/m", {"key": "user"}, True, id="the user"),
+        pytest.param("10/m", {"key": ["ip", "post:phone"]}, True, id="the body"),
+        pytest.param("10/m", {"key": ["ip", named]}, True, id="a key of a function"),
+        pytest.param("10/m", {"distinct": "user"}, True, id="distinct users"),
+        pytest.param("10/m", {"exempt": "staff"}, True, id="staff"),
+        pytest.param("10/m", {"exempt": named}, True, id="exempt by a function"),
+        pytest.param("10/m", {"skip": named}, True, id="skip"),
+        pytest.param("10/m", {"cost": named}, True, id="the cost of a function"),
+        pytest.param(named, {}, True, id="the rate of a function"),
+        pytest.param(TIERS, {}, True, id="rates by tier"),
+    ],
+)
+def test_a_rule_needs_the_view_for_what_only_the_view_may_know(rate: Any, options: Any, needs: bool) -> None:
+    assert Rule.make("r", rate, **options).needs_view is needs
+
+
+@pytest.mark.parametrize(
     ("key", "may_be"),
     [
         ("user", True), ("user_or_ip", True), ("shop.keys.tenant", True), (named, True), (("ip", "user"), True),
