@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_quota import Rule, acquire, ban, concurrency, counter, once, slot
+from django_quota import Rule, acquire, ban, check, concurrency, counter, once, slot
 from django_quota.adapters import dotted_path
 from django_quota.conf import current
 from django_quota.core.rates import (
@@ -68,6 +68,42 @@ def test_the_name_of_a_state_stays_so_that_counts_outlive_an_upgrade(
     rates: str, options: dict[str, Any], states: list[str]
 ) -> None:
     assert [limit.state_id for limit in Rule.make("r", rates, **options).limits] == states
+
+
+@pytest.mark.parametrize(
+    ("rate", "options", "seconds"),
+    [
+        ("5/m", {}, 60), ("5/30s", {"algorithm": "fixed_window"}, 30), ("5/d", {"algorithm": "calendar"}, 86_400),
+        ("5/week", {"algorithm": "calendar"}, 604_800), ("5/month", {"algorithm": "calendar"}, None),
+        ("5/year", {"algorithm": "calendar"}, None), ("7/m", {"algorithm": "token_bucket"}, 60),
+        ("10/m", {"algorithm": "token_bucket", "burst": 5}, 30),
+        ("10/m", {"algorithm": "token_bucket", "burst": 20}, 120),
+        ("7/s", {"algorithm": "leaky_bucket", "burst": 3}, 1), ("5/m", {"distinct": "ip"}, 60),
+    ],
+)  # fmt: skip
+def test_the_window_of_a_limit_is_when_all_of_it_is_free_again(rate: str, options: Any, seconds: int | None) -> None:
+    """In whole seconds, rounded up; a month or a year has no fixed length."""
+    assert Rule.make("r", rate, **options).limits[0].window == seconds
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("methods", "methods= chooses requests, so calls do not take it. Decide in your code whether to call."),
+        ("skip", "skip= chooses requests, so calls do not take it. Decide in your code whether to call."),
+        ("exempt", "exempt= chooses requests, so calls do not take it. Decide in your code whether to call."),
+        ("costs", "costs= needs a request, so it is only for @quota and the settings. Use cost= here."),
+        ("settle", "settle= needs a response, so it is only for @quota and the settings. Use reserve() here."),
+        ("count_when", "count_when= needs a response, so it is only for @quota and the settings. Use reserve() here."),
+    ],
+)
+def test_a_call_does_not_take_what_only_a_request_can_use(option: str, says: str, memory_store: None) -> None:
+    ask: Any = check
+
+    with pytest.raises(RuleError) as refused:
+        ask("2/m", "user:1", **{option: named})
+
+    assert str(refused.value) == says
 
 
 @pytest.mark.parametrize(
