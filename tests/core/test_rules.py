@@ -876,6 +876,59 @@ def test_a_rate_is_read_in_each_form(text: str, rate: Rate) -> None:
     assert parse_rate(text) == rate
 
 
+EACH_UNIT = (
+    # how it is spelled, its seconds, how it is written, and the longest window in it
+    ("s sec second seconds", 1, "s", "31622400 seconds"),
+    ("m min minute minutes", 60, "m", "527040 minutes"),
+    ("h hr hour hours", 3_600, "h", "8784 hours"),
+    ("d day days", 86_400, "d", "366 days"),
+    ("w week weeks", 7 * 86_400, "w", "52 weeks"),
+    ("month months", 30 * 86_400, "month", "12 months"),
+    ("year years", 365 * 86_400, "year", "1 years"),
+)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "seconds", "written"),
+    [(each, seconds, written) for spelled, seconds, written, _ in EACH_UNIT for each in spelled.split()],
+)
+def test_a_unit_is_read_in_each_of_its_spellings(spelled: str, seconds: int, written: str) -> None:
+    one = parse_rate(f"10/{spelled}")
+
+    assert (one.period, str(one)) == (seconds * 1_000_000, f"10/{written}")
+
+
+@pytest.mark.parametrize("spelled", [each for spelled, *_ in EACH_UNIT[:5] for each in spelled.split()])
+def test_a_duration_takes_the_units_of_a_rate(spelled: str) -> None:
+    assert parse_duration("wait", f"2 {spelled}") == 2 * parse_rate(f"10/{spelled}").period
+
+
+@pytest.mark.parametrize("spelled", ["month", "months", "year", "years"])
+def test_a_duration_takes_no_unit_that_varies_in_length(spelled: str) -> None:
+    with pytest.raises(RuleError, match="is not a duration"):
+        parse_duration("wait", f"1 {spelled}")
+
+
+@pytest.mark.parametrize(("unit", "longest"), [(each[2], each[3]) for each in EACH_UNIT])
+def test_a_window_is_at_most_a_leap_year_in_each_unit(unit: str, longest: str) -> None:
+    most = int(longest.split(maxsplit=1)[0])
+
+    with pytest.raises(
+        RateError, match=rf"'10/{most + 1}{unit}' is not a rate: a window is 1 to {longest} long \(at po"
+    ):
+        parse_rate(f"10/{most + 1}{unit}")
+
+    assert parse_rate(f"10/{most}{unit}").multiple == most
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [("1/s", "1 per second"), ("10/2w", "10 per 2 weeks"), ("5/3months", "5 per 3 months"), ("0/year", "0 per year")],
+)
+def test_a_rate_in_words_has_its_unit_in_full(rate: str, words: str) -> None:
+    assert parse_rate(rate).in_words() == words
+
+
 def test_a_rate_in_words_groups_its_digits() -> None:
     assert Rate(5000, "second", 30).in_words() == "5,000 per 30 seconds"
 
@@ -886,7 +939,9 @@ def test_a_rate_in_words_groups_its_digits() -> None:
         ("-1/m", 0, "not a whole number"), ("\u0661\u0660/m", 0, "not a whole number"), ("1e3/m", 1, "a slash"),
         ("10per m", 2, "a slash"), ("10/60", 3, "unit is missing"), ("10/\uff15m", 3, "unit is missing"),
         ("10/m\n", 4, "unexpected"), ("10/s, 5/m", 4, "several: '10/s; 500/h'"), ("10/M", 3, "in lower case"),
-        ("10/mo", 3, "'mo' is not a unit"), ("10/0s", 3, "a window is 1 to"), ("10/367d", 3, "is 1 to 366 days"),
+        ("10/mo", 3, "'mo' is not a unit"), ("10/5 mo", 5, "'mo' is not a unit"),
+        ("10/0000000000000000d", 3, "a window is 1 to"),
+        ("10/0s", 3, "a window is 1 to"), ("10/367d", 3, "is 1 to 366 days"),
         (f"{MAX_COUNT + 1}/m", 0, f"above {MAX_COUNT}"), ("10/s; 5/mx", 8, "'mx' is not a unit"),
         ("10/s;;1/m", 5, "not a whole"), (5, None, "it is int, not a string"), ((10, 60), None, "it is tuple"),
     ],
