@@ -69,6 +69,38 @@ class TestALimitOfZero:
         assert not [key for key in limit.states.kept if ":r:" in key]
 
 
+MOST_USED = 10**15
+"""The highest count, in units or in microseconds: sums of it stay exact in Lua's numbers."""
+
+
+@pytest.mark.parametrize("first", [MOST_USED - 1, MOST_USED])
+@pytest.mark.parametrize(
+    ("rate", "options"),
+    [
+        ("60/m", {"algorithm": "sliding_window"}), ("60/m", {"algorithm": "fixed_window"}),
+        ("60/m", {"algorithm": "calendar"}), ("60/month", {"algorithm": "calendar", "starts": date(2026, 1, 31)}),
+    ],
+    ids=["sliding_window", "fixed_window", "calendar", "starts"],
+)  # fmt: skip
+def test_no_count_goes_above_what_is_exact(rate: str, options: dict[str, Any], first: int) -> None:
+    limit = Rule.make("rule", rate, **options).limits[0]
+    p = limit.parameters(START)
+    state, _ = limit.algorithm.consume(None, p, first, START, over=True)
+
+    _, verdict = limit.algorithm.consume(state, p, 5, START, over=True)
+
+    assert p.capacity - verdict.remaining == MOST_USED
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+def test_no_backlog_of_a_bucket_goes_above_what_is_exact(algorithm: Any) -> None:
+    limit = Rule.make("rule", "60/m", algorithm=algorithm).limits[0]
+
+    _, verdict = limit.algorithm.consume(None, limit.parameters(START), MOST_USED, START, over=True)
+
+    assert verdict.reset == MOST_USED
+
+
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
 def test_a_refund_of_more_than_was_used_adds_nothing(algorithm: str) -> None:
     limit = Spec("3/m", algorithm)
