@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, check
-from django_quota.core.decisions import updated
+from django_quota.core.decisions import Concurrency, updated
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from django_quota.types import Outcome
@@ -140,6 +140,11 @@ def test_two_decisions_together_are_as_uncertain_as_either(flag: str, one: bool,
     joined = replace(allowed, **{flag: one}).combined_with(replace(allowed, **{flag: other}))
 
     assert getattr(joined, flag) is (one or other)
+
+
+@pytest.mark.parametrize(("slots", "words"), [(1, "1 at once"), (1_200, "1,200 at once")])
+def test_a_limit_of_slots_is_shown_where_others_have_a_rate(slots: int, words: str) -> None:
+    assert str(Concurrency("export", slots).rate) == words
 
 
 def test_a_decision_is_no_other_thing() -> None:

@@ -10,6 +10,7 @@ from django_quota.core.algorithms.stock import (
     STOCK,
     Credit,
     Drawn,
+    Held,
     StockLimit,
     Total,
     drawn_text,
@@ -196,3 +197,18 @@ def test_a_hit_is_counted_though_a_counter_holds_less() -> None:
     after, verdict = STOCK.consume(HELD, P, 12, 45, over=True)
 
     assert (left(after), verdict) == ((-2, [0, 0]), (True, -2, 0, 0, -1))
+
+
+def test_units_go_back_to_a_counter_that_held_nothing() -> None:
+    assert STOCK.refund(None, P, 3, 45) == Total(3, 75)
+
+
+def test_a_hit_is_counted_by_a_counter_that_held_nothing() -> None:
+    after, _ = STOCK.consume(None, P, 3, 45, over=True)
+
+    assert after == Total(-3, 75)
+
+
+@pytest.mark.parametrize(("units", "words"), [(1, "1 left"), (1_200, "1,200 left")])
+def test_what_a_counter_holds_is_shown_where_a_limit_has_its_rate(units: int, words: str) -> None:
+    assert str(Held("credits", units).rate) == words
