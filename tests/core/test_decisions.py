@@ -135,9 +135,10 @@ def test_a_decision_without_limits_has_no_numbers() -> None:
 )
 @pytest.mark.parametrize("flag", ["degraded", "approximate"])
 def test_two_decisions_together_are_as_uncertain_as_either(flag: str, one: bool, other: bool) -> None:
-    allowed = Decision.of((outcome(),))
+    flags: list[Any] = [{flag: one}, {flag: other}]
+    first, second = (replace(Decision.of((outcome(),)), **each) for each in flags)
 
-    joined = replace(allowed, **{flag: one}).combined_with(replace(allowed, **{flag: other}))
+    joined = first.combined_with(second)
 
     assert getattr(joined, flag) is (one or other)
 
