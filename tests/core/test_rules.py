@@ -190,6 +190,13 @@ def test_rates_by_tier_beside_other_rates_are_an_error_that_says_how_a_tier_gets
         ),
         ({"ban": {"after": "20/m", "for": ["1h"] * 17}}, "'1h'] does not list 1 to 16 durations. Use, for example"),
         ({"ban": {"after": "20/month", "for": "1h"}}, "does not count in months"),
+        ({"ban": {"after": "20/m", "for": "soon"}}, "ban['for']='soon' is not a duration above 0 and up to 366 days."),
+        ({"ban": {"after": "20/m", "for": ["1h", 0]}}, "ban['for']=0 is not a duration above 0 and up to 366 days."),
+        (
+            {"prefetch": "19d"},
+            "prefetch='19d' is not a duration from 0 to 18 days 8 hours. Use, for example, True, 0.5",
+        ),
+        ({"prefetch": -1}, "prefetch=-1 is not a duration from 0 to 18 days 8 hours. Use, for example, True, 0.5 (sec"),
         (
             {"ban": {"after": "0/m", "for": "1h"}},
             "ban['after']='0/m' is not a rate: a ban after no refusals would never end (at position 0). Use, for examp",
