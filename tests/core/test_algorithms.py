@@ -69,6 +69,17 @@ class TestALimitOfZero:
         assert not [key for key in limit.states.kept if ":r:" in key]
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("early", [1, 0], ids=["a microsecond early", "in time"])
+def test_a_refused_hit_is_admitted_from_the_end_of_its_wait_on(early: int, algorithm: str) -> None:
+    limit = Spec("3/m", algorithm)
+    waits = [limit.run().retry_after for _ in range(4)]
+
+    limit.now += waits[-1] - early
+
+    assert limit.run().allowed is (early == 0)
+
+
 MOST_USED = 10**15
 """The highest count, in units or in microseconds: sums of it stay exact in Lua's numbers."""
 
