@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from django_quota import Rule
 from django_quota.core.algorithms import NEVER
-from django_quota.core.algorithms.calendar import edges
+from django_quota.core.algorithms.calendar import edges, is_zone
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import ALLOWED, RETRY_WITH
+from django_quota.exceptions import RateError
 from tests.support.places import Places
 from tests.support.questions import Question, QuestionMode
 from tests.support.selection import thorough
@@ -371,6 +372,29 @@ def test_a_calendar_limit_starts_anew_with_each_period() -> None:
 def test_a_window_that_does_not_fit_the_calendar_is_refused(rate: str) -> None:
     with pytest.raises(ValueError, match="its window does not fit the calendar"):
         Rule.make("rule", rate, algorithm="calendar")
+
+
+def test_the_error_of_a_window_that_does_not_fit_the_calendar_points_at_the_window() -> None:
+    with pytest.raises(RateError, match=r"Use, for example, '10/15m', '100/6h', '1000/day' or '5000/month'") as caught:
+        Rule.make("rule", "100/7s", algorithm="calendar")
+
+    assert caught.value.position == len("100/")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_known"), [("Europe/Berlin", True), ("UTC", True), ("Mars/Base", False), ("../passwd", False)]
+)
+def test_a_zone_is_known_by_its_name(name: str, is_known: bool) -> None:
+    assert is_zone(name) is is_known
+
+
+@pytest.mark.parametrize(
+    ("count", "slices"), [(100, 0), (101, 100), (10**9, 100), (10**9 + 1, 64)], ids=["hits", "many", "most", "huge"]
+)
+def test_a_sliding_window_is_cut_into_slices_above_a_hundred_hits(count: int, slices: int) -> None:
+    p = Rule.make("rule", f"{count}/64m").limits[0].parameters(START)
+
+    assert p.b == (64 * MINUTE // slices if slices else 0)
 
 
 def test_a_window_of_several_years_is_refused() -> None:
