@@ -1,6 +1,7 @@
 """The overview: it shows what the store counts, with few round trips and queries, to those with the permission."""
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from django_quota.features.events import EVENTS_A_PAGE, SEARCHED
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operating.activity import RULES, activity
-from django_quota.operating.health import Health, health
+from django_quota.operating.health import Health, _joined, health
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import QuotaKit, freeze
 from tests.admin.operators import operator
@@ -430,3 +431,90 @@ def test_a_cluster_with_a_replica_among_its_servers_shows_that_nothing_is_counte
     found = Health(0.1, role="master", parts=[Health(0.1, role="master"), Health(0.1, role="slave")])
 
     assert found.is_replica
+
+
+@pytest.mark.parametrize(
+    ("name", "of_servers", "shown_as"),
+    [
+        pytest.param("latency", [0.1, 0.3, 0.2], 0.3, id="the slowest latency"),
+        pytest.param("version", ["7.10.0", "7.9.0", None, "Valkey 8.0.1"], "7.9.0", id="the oldest version"),
+        pytest.param("version", [None, None], None, id="a version that is not known"),
+        pytest.param("role", [None, "master"], "master", id="the first role that is known"),
+        pytest.param("uptime", [70, 7, None], 7, id="the shortest uptime"),
+        pytest.param("clients", [3, None, 4], 7, id="the sum of the clients"),
+        pytest.param("used", [30, 40], 70, id="the sum of the memory"),
+        pytest.param("most", [100, 200], 300, id="the sum of the limits of the memory"),
+        pytest.param("most", [100, 0], 0, id="no limit if one server has none"),
+        pytest.param("most", [100, None], 0, id="no limit if one is not known"),
+        pytest.param("keys", [1, 2], 3, id="the sum of the keys"),
+        pytest.param("events", [None, 5], 5, id="the events of the server that has them"),
+        pytest.param("keys", [None, None], None, id="keys that are not known"),
+        pytest.param("refuses", ["", "READONLY", "OOM"], "READONLY", id="the first refusal"),
+    ],
+)
+def test_a_cluster_is_shown_by_the_worst_of_its_servers_or_by_their_sum(
+    name: str, of_servers: list[Any], shown_as: object
+) -> None:
+    servers = [replace(Health(0.1), **{name: value}) for value in of_servers]
+
+    assert getattr(_joined(servers, []), name) == shown_as
+
+
+def test_a_cluster_has_the_policy_of_a_server_that_evicts_keys() -> None:
+    calm, evicts = Health(0.1, most=9, policy="noeviction"), Health(0.1, most=9, policy="allkeys-lru")
+
+    assert _joined([calm, evicts], []).policy == "allkeys-lru"
+
+
+def test_a_cluster_is_as_full_as_its_fullest_server() -> None:
+    servers = [Health(0.1, used=used, most=most) for used, most in ((20, 100), (95, 100), (500, 0))]
+
+    found = Health(0.1, used=615, most=0, parts=servers)
+
+    assert (found.fullest, found.is_nearly_full) == (0.95, True)
+
+
+def test_a_cluster_counts_the_servers_that_do_not_answer_too() -> None:
+    assert _joined([Health(0.1), Health(0.1)], ["127.0.0.1:7002"]).servers == 3
+
+
+def test_one_redis_is_one_server() -> None:
+    assert Health(0.1).servers == 1
+
+
+@pytest.mark.parametrize(
+    ("refuses", "is_full"),
+    [("OOM command not allowed", True), ("OutOfMemoryError: used", True), ("READONLY", False), ("", False)],
+)
+def test_a_redis_is_full_if_it_refuses_writes_for_want_of_memory(refuses: str, is_full: bool) -> None:
+    assert Health(0.1, refuses=refuses).is_full is is_full
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestHealthOfRedis:
+    def test_asking_leaves_no_key(self, raw: redis.Redis) -> None:
+        health(current_store(), "quota")
+
+        assert raw.dbsize() == 0
+
+    def test_the_keys_are_counted(self, raw: redis.Redis) -> None:
+        for number in range(3):
+            raw.set(f"k{number}", "x")
+
+        assert health(current_store(), "quota").keys == 3
+
+    def test_the_events_are_counted(self) -> None:
+        for number in range(2):
+            check("0/m", f"user:{number}")
+
+        assert health(current_store(), "quota").events == 2
+
+    def test_a_redis_that_refuses_writes_says_why(self, raw: redis.Redis) -> None:
+        raw.config_set("min-replicas-to-write", 1)
+        try:
+            found = health(current_store(), "quota")
+        finally:
+            raw.config_set("min-replicas-to-write", 0)
+
+        assert "NOREPLICAS" in found.refuses
+        assert (found.is_full, found.is_replica) == (False, False)

@@ -4,7 +4,9 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -14,7 +16,7 @@ from django.core.management import CommandError
 from django.db import connections
 from django.test import Client
 
-from django_quota import Rule, check, slot, unban
+from django_quota import Rule, check, counter, reserve, slot, unban
 from django_quota.core.clock import DAY, now
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.events import EventFilter, EventRows, event_log
@@ -334,6 +336,46 @@ class TestSweep:
 
         assert len(reported()) == 3
         assert len(list(store.names("quota:1:{user:*}:u:x"))) == 4
+
+
+class TestRoundsOfASweep:
+    """Of five expired states, two in a round, and of two leases that have ended."""
+
+    @pytest.fixture(autouse=True)
+    def expired(self, store: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(operating_sweep, "ROWS_PER_CALL", 2)
+        balance = counter("credits")
+        with freeze(now() - 2 * 3_600 * SECOND):
+            for org in ("org:7", "org:8"):
+                balance.set(org, 100)
+                reserve(balance, org, 60, lease="10m")
+        fill(store, 5, now() - 2 * 3_600 * SECOND)
+
+    def swept(self, stop: Any, advance: Callable[[int], object] = bool) -> operating_sweep.RowReport:
+        store = current_store()
+        return operating_sweep.sweep_rows(store, "quota", now(), KeptEvents(3, DAY), stop, advance, budget_ms=500)
+
+    def test_progress_counts_the_deleted_rows(self) -> None:
+        deleted = list[int]()
+
+        report = self.swept(Event(), deleted.append)
+
+        assert (deleted, report.rows.states) == ([2, 2, 1], 5)
+
+    def test_each_round_but_the_last_is_followed_by_a_pause(self) -> None:
+        stop = Mock(spec=Event, **{"is_set.return_value": False})
+
+        report = self.swept(stop)
+
+        assert report.leases == 2
+        assert stop.wait.call_count == 2 + report.leases
+
+    def test_a_sweep_that_is_stopped_before_the_leases_is_not_complete(self) -> None:
+        stop = Event()
+
+        report = self.swept(stop, lambda deleted: deleted == 1 and stop.set())
+
+        assert (report.rows.states, report.leases, report.is_complete) == (5, 0, False)
 
 
 def clean_after_an_interval() -> None:

@@ -20,11 +20,12 @@ from django.core.management.base import OutputWrapper
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from django_quota import counter, reserve
 from django_quota.core.keys import KEY_KINDS, key_of, subject_base, system_key
 from django_quota.exceptions import StoreUnavailable
 from django_quota.management.console import progress
 from django_quota.operating import sweep as sweeping
-from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SWEEP_SCAN_COUNT, SWEPT, Sweeper, SweepReport
+from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SWEEP_SCAN_COUNT, Sweeper, SweepReport
 from django_quota.stores.scanning import Patience
 from django_quota.testing import freeze
 from tests.support.commands import ROOT, Manage, json_of, managing, said, wait_until
@@ -37,6 +38,7 @@ HOUR = 3_600
 
 pytestmark = pytest.mark.usefixtures("redis_cache")
 POSITION = system_key("quota", "sweep")  # where a sweep was stopped
+DROPPED = {"r", "b", "a", "l", "bans"}  # the kinds of keys whose expired entries are dropped
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def test_exactly_the_expired_entries_are_removed(raw: redis.Redis, lying: dict[s
         (kind, member)
         for kind, entries in lying.items()
         for member, score in entries.items()
-        if score <= now and kind not in FOREIGN and kind in SWEPT
+        if score <= now and kind not in FOREIGN and kind in DROPPED
     }
     assert {kind: entries_of(raw, keys[kind]) for kind in lying} == {
         kind: {member: score for member, score in entries.items() if (kind, member) not in goes}
@@ -123,6 +125,30 @@ def test_a_dry_run_only_counts_what_a_sweep_removes(
     assert (dry.keys, dry.sets, dry.removed) == (report.keys, report.sets, report.removed)
 
 
+@pytest.mark.parametrize("dry_run", [True, False], ids=["a dry run", "a sweep"])
+def test_leases_of_a_counter_that_have_ended_are_reported(raw: redis.Redis, dry_run: bool) -> None:
+    balance = counter("credits")
+    with freeze(START):
+        balance.set("org:7", 1_000)
+        for minutes in (10, 10, 20):
+            reserve(balance, "org:7", 60, lease=f"{minutes}m")
+
+    report = swept(START + 15 * 60 * SECOND, dry_run=dry_run)
+
+    assert (report.sets, report.removed) == (1, 2)
+
+
+@pytest.mark.parametrize("kind", [*sorted({*KEY_KINDS} - {"leased"}), "bans"])
+def test_expired_entries_are_dropped_from_sets_that_are_scored_by_expiry(raw: redis.Redis, kind: str) -> None:
+    key = system_key("quota", "bans") if kind == "bans" else a_key(kind)
+    put(raw, key, {"old": START, "new": START + 1})
+
+    swept()
+
+    assert list(entries_of(raw, key)) == (["new"] if kind in DROPPED else ["old", "new"])
+
+
+HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
 SPARE = 3_600_000  # of the tests: keys live an hour longer where time is passed in
 
@@ -136,12 +162,19 @@ SPARE = 3_600_000  # of the tests: keys live an hour longer where time is passed
         pytest.param("l", {"far": 10**18}, 315_360_000_000, id="ten years"),
         pytest.param("day", None, 8 * DAY_MS, id="day"),
         pytest.param("once", None, 400 * DAY_MS, id="once"),
+        pytest.param("c", None, 400 * DAY_MS, id="a counter"),
+        pytest.param("leased", {"far": 10**18}, 400 * DAY_MS, id="leases of a counter"),
+        pytest.param("lately", None, HOUR_MS, id="how long slots were held"),
+        pytest.param("sent", None, HOUR_MS, id="the last message of a process"),
+        pytest.param("bans", {"x": START + 5 * SECOND}, 5_000 + SPARE, id="the list of bans"),
+        pytest.param("events", None, 400 * DAY_MS, id="a key without a subject"),
     ],
 )
 def test_a_key_without_a_ttl_is_given_one(
     raw: redis.Redis, kind: str, entries: dict[str, int] | None, given_ttl: int
 ) -> None:
-    key, client = a_key(kind, "x"), cast("Any", raw)
+    key = system_key("quota", kind) if kind in {"bans", "events"} else a_key(kind, "x")
+    client = cast("Any", raw)
     if entries is None:
         raw.set(key, "1")
     else:
@@ -195,6 +228,44 @@ def test_a_resumed_sweep_does_not_repeat_keys(raw: redis.Redis) -> None:
     assert first.keys + second.keys <= 4_000 + 1  # the position is a key itself
     raw.set(POSITION, "another-run 17")
     assert not swept().resumed
+
+
+def stopped(after: int, **options: Any) -> SweepReport:
+    """Sweep, and stop after some pages."""
+    stop, pages = threading.Event(), list[int]()
+
+    def advance(count: int) -> None:
+        pages.append(count)
+        if len(pages) == after:
+            stop.set()
+
+    return swept(stop=stop, advance=advance, **options)
+
+
+def test_a_sweep_after_a_complete_one_begins_at_the_first_key(raw: redis.Redis) -> None:
+    fill(raw, 4_000, entries=1)
+    stopped(3)
+    swept()
+
+    assert (raw.exists(POSITION), swept().resumed) == (0, False)
+
+
+def test_a_dry_run_begins_at_the_first_key(raw: redis.Redis) -> None:
+    fill(raw, 4_000, entries=1)
+    stopped(3)
+    left_over = left(raw)
+
+    report = swept(dry_run=True)
+
+    assert (report.resumed, report.removed) == (False, left_over)
+
+
+def test_a_dry_run_that_is_stopped_saves_no_position(raw: redis.Redis) -> None:
+    fill(raw, 4_000, entries=1)
+
+    stopped(3, dry_run=True)
+
+    assert raw.exists(POSITION) == 0
 
 
 def report_of(process: Any) -> dict[str, Any]:

@@ -412,6 +412,41 @@ class TestRedisThatTakesNoChanges:
 
 
 @pytest.mark.django_db
+class TestRedisThatRefusesWritesWithMemoryLeft:
+    """A rule that guards a password, a code or money still counts in each process; others follow the setting."""
+
+    @pytest.fixture(autouse=True)
+    def redis_without_its_replicas(
+        self, rules: None, raw: redis.Redis, settings: Any, database: dict[str, Any]
+    ) -> Iterator[None]:
+        settings.QUOTA = {
+            "RULES": {
+                "code": {"rate": "10/m", "key": "json:phone"},
+                "search": {"rate": "10/m", "key": "ip"},
+                "quiet": {"rate": "10/m", "shadow": True, "on_unavailable": "deny"},
+                "month": {"rate": "10/month", "algorithm": "calendar", "store": "database", "on_unavailable": "deny"},
+            }
+        }
+        raw.config_set("min-replicas-to-write", 1)
+        yield
+        raw.config_set("min-replicas-to-write", 0)
+
+    @pytest.mark.parametrize(
+        ("rule", "instead"),
+        [
+            pytest.param("code", "local", id="a rule that reads the body"),
+            pytest.param("search", "allow", id="a rule by address"),
+            pytest.param("quiet", "", id="a shadow rule"),
+            pytest.param("month", "", id="a rule that counts in the database"),
+        ],
+    )
+    def test_the_status_says_who_decides_the_next_hit(self, rule: str, instead: str) -> None:
+        (limit,) = run("quota_status", SUBJECT, "--rule", rule, "--json")["limits"]
+
+        assert limit["instead"] == instead
+
+
+@pytest.mark.django_db
 class TestStoreThatDoesNotAnswer:
     """The status says why there are no figures, then what that means for the site."""
 
