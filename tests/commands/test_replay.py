@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from django_quota import Rule, quota
 from django_quota.conf import current
+from django_quota.exceptions import ConfigurationError
 from django_quota.http.request_rules import rules_of_view
 from django_quota.management.commands.quota_replay import rules_on_views
 from django_quota.operating.access_log import UnreadableLineError, find_format, read_time
@@ -353,6 +354,20 @@ NEEDS = {
     "tiered": ({"rate": {"anonymous": "1/m", "authenticated": "2/m"}}, "its rate depends on the user"),
     "exempt_staff": ({"exempt": "staff"}, "exempt='staff' needs the user"),
     "of_host": ({"match": "host:a.example"}, "match= needs the host"),
+    "not_on_host": ({"exclude": "host:a.example"}, "match= needs the host"),
+    "by_user_or_address": ({"key": "user_or_ip"}, "key='user_or_ip' needs the user"),
+    "by_session": ({"key": "session"}, "key='session' needs the session"),
+    "by_json": ({"key": "json:phone"}, "key='json:phone' needs the body"),
+    "by_cookie": ({"key": "cookie:sid"}, "key='cookie:sid' needs it in the log"),
+    "by_second_part": ({"key": ["ip", "session"]}, "key='session' needs the session"),
+    "values_of_a_header": ({"distinct": "header:X-Device"}, "distinct='header:X-Device' needs it in the log"),
+}
+
+NO_ADDRESS = {
+    "key": ({"key": "ip"}, "key='ip' needs it in the log"),
+    "key of a network": ({"key": "ip/24"}, "key='ip/24' needs it in the log"),
+    "exempt networks": ({"key": "global", "exempt": "10.0.0.0/8"}, "exempt= needs the client's address"),
+    "nothing": ({"key": "global"}, None),
 }
 
 
@@ -369,6 +384,24 @@ class TestLeftOutRules:
         settings.QUOTA["RULES"] |= {"needing": {"rate": "1/m", "match": "/", **options}}
 
         assert run_json("access.log")["left_out"].get("needing") == reason
+
+    @pytest.mark.parametrize(("options", "reason"), NO_ADDRESS.values(), ids=NO_ADDRESS)
+    def test_a_log_without_addresses_leaves_out_the_rules_that_need_them(
+        self, options: dict[str, Any], reason: str | None, settings: Any
+    ) -> None:
+        settings.QUOTA["RULES"] |= {"needing": {"rate": "1/m", "match": "/", **options}}
+        log([json.dumps({"time": START, "request": "GET / HTTP/1.1"})])
+
+        assert run_json("access.log")["left_out"].get("needing") == reason
+
+    @pytest.mark.parametrize("sent", [{"cookie_sid": "x"}, {"http_cookie": "sid=x"}], ids=["one cookie", "all cookies"])
+    def test_a_rule_by_a_cookie_is_replayed_if_the_log_has_it(self, sent: dict[str, str], settings: Any) -> None:
+        settings.QUOTA["RULES"] |= {"by_cookie": {"rate": "1/m", "match": "/", "key": "cookie:sid"}}
+        log(
+            [json.dumps({"time": START + n, "ip": f"192.0.2.{n}", "request": "GET / HTTP/1.1", **sent}) for n in (1, 2)]
+        )
+
+        assert run_json("access.log")["rules"]["by_cookie"]["refused"] == 1
 
     def test_a_rule_that_needs_only_what_a_log_shows_is_replayed(self, settings: Any) -> None:
         key = ("ip", "ip/24", "path", "get:q", "global", "header:user-agent")
@@ -501,6 +534,139 @@ def test_a_line_without_a_query_has_an_empty_one(fields: dict[str, str]) -> None
     assert find_format([text]).read(text).query == ""
 
 
+WHOLE = {"time": "2025-11-21T04:40:00Z", "ip": "203.0.113.9", "method": "GET", "path": "/a/", "query": "q=1"}
+NAMES = {
+    "time": ["time", "@timestamp", "timestamp", "ts", "msec", "time_iso8601", "time_local"],
+    "ip": ["remote_addr", "client_ip", "remote_ip", "ip", "clientip", "Client-IP", "client.ip"],
+    "method": ["method", "request_method", "verb", "request.method"],
+    "path": ["request_uri", "uri", "url", "target", "path", "http.url"],
+    "query": ["query", "query_string", "args"],
+}
+
+
+def without(field: str) -> dict[str, str]:
+    return {name: value for name, value in WHOLE.items() if name != field}
+
+
+@pytest.mark.parametrize(("field", "name"), [(field, name) for field in NAMES for name in NAMES[field]])
+def test_a_field_of_json_may_have_any_usual_name(field: str, name: str) -> None:
+    text = json.dumps({**without(field), name: WHOLE[field]})
+
+    entry = find_format([text]).read(text)
+
+    assert (*entry[:4], entry.meta["REMOTE_ADDR"]) == (START, "GET", "/a/", "q=1", "203.0.113.9")
+
+
+@pytest.mark.parametrize(
+    ("name", "meta"),
+    [
+        ("host", "HTTP_HOST"), ("http_host", "HTTP_HOST"), ("vhost", "HTTP_HOST"),
+        ("x_forwarded_for", "HTTP_X_FORWARDED_FOR"), ("xff", "HTTP_X_FORWARDED_FOR"),
+        ("http_x_forwarded_for", "HTTP_X_FORWARDED_FOR"), ("user_agent", "HTTP_USER_AGENT"),
+        ("http_user_agent", "HTTP_USER_AGENT"), ("referer", "HTTP_REFERER"), ("http_x_api_key", "HTTP_X_API_KEY"),
+        ("cookie_sid", "cookie:sid"), ("request.headers.X-Api-Key", "HTTP_X_API_KEY"),
+    ],
+)  # fmt: skip
+def test_a_header_of_json_is_read_by_its_name(name: str, meta: str) -> None:
+    text = json.dumps({**WHOLE, name: "x"})
+
+    assert find_format([text]).read(text).meta == {"REMOTE_ADDR": "203.0.113.9", meta: "x"}
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        pytest.param({"remote_addr": "203.0.113.9"}, {"ip": "10.0.0.1", "client_ip": "10.0.0.2"}, id="the better name"),
+        pytest.param({"ip": "203.0.113.9"}, {"peer": {"remote_addr": "10.0.0.1"}}, id="the one at the top"),
+        pytest.param({"peer": {"ip": "203.0.113.9"}}, {"a": {"b": {"ip": "10.0.0.1"}}}, id="the one nearer to the top"),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False], ids=["written first", "written last"])
+def test_of_two_fields_of_json_with_one_meaning_one_counts(
+    first: dict[str, Any], others: dict[str, Any], is_first: bool
+) -> None:
+    both = {**first, **others} if is_first else {**others, **first}
+    text = json.dumps({**without("ip"), **both})
+
+    assert find_format([text]).read(text).meta["REMOTE_ADDR"] == "203.0.113.9"
+
+
+@pytest.mark.parametrize("begins", ["\n", " \n\n", "  "], ids=["a blank line", "two", "blanks before the object"])
+def test_blanks_at_the_beginning_do_not_hide_the_format_of_json(begins: str) -> None:
+    text = f"{begins}{json.dumps(WHOLE)}"
+
+    assert find_format(text.split("\n")).name == "JSON"
+
+
+def test_a_field_that_only_a_later_line_has_is_read() -> None:
+    later = json.dumps({**WHOLE, "http_x_api_key": "x"})
+
+    log_format = find_format([json.dumps(WHOLE), "broken {", later])
+
+    assert log_format.read(later).meta["HTTP_X_API_KEY"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [('["curl", "wget"]', "curl"), ("[]", "[]"), ("null", None), ("0", "0"), ("false", "False")],
+    ids=["a list", "an empty list", "null", "zero", "false"],
+)
+def test_a_header_of_json_that_is_not_a_string_is_read(text: str, value: str | None) -> None:
+    line = f'{json.dumps(WHOLE)[:-1]}, "user_agent": {text}}}'
+
+    assert find_format([line]).read(line).meta.get("HTTP_USER_AGENT") == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [
+        pytest.param({"time": "", "method": "GET"}, "path. Name it 'request_uri'", id="no path"),
+        pytest.param({"time": "", "path": "/"}, "method. Name it 'method'", id="no method"),
+        pytest.param({"request": "GET / HTTP/1.1"}, "time. Name it 'time'", id="no time"),
+    ],
+)
+def test_a_log_of_json_without_a_request_is_refused(fields: dict[str, str], missing: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^The JSON of the log has no {missing} in the log"):
+        find_format([json.dumps(fields)])
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("GET /a/ HTTP/1.1", "/a/"), ("GET /a/", "/a/"), ("GET http://a.example/a/ HTTP/1.0", "/a/"),
+        ("GET https://a.example:8443/a/?q HTTP/2", "/a/"), ("PROPFIND /a/ HTTP/1.1", "/a/"),
+        ("GET /a%20b/ HTTP/1.1", "/a b/"), ("GET /%C3%A4/ HTTP/1.1", "/ä/"), ("GET /ä/ HTTP/1.1", "/ä/"),
+        ("GET /%FF/ HTTP/1.1", "/%FF/"), ("GET /a HTTP/1.1 HTTP/1.1", "/a HTTP/1.1"),
+    ],
+)  # fmt: skip
+def test_the_path_of_a_request_is_decoded_as_django_does(target: str, path: str) -> None:
+    text = f'203.0.113.9 - - [21/Nov/2025:04:40:00 +0000] "{target}" 200 12'
+
+    assert find_format([text]).read(text).path == path
+
+
+@pytest.mark.parametrize("target", ["get / HTTP/1.1", "G / HTTP/1.1", "GET", "GET a HTTP/1.1", "-"])
+def test_what_is_not_a_request_is_unreadable(target: str) -> None:
+    text = f'203.0.113.9 - - [21/Nov/2025:04:40:00 +0000] "{target}" 200 12'
+
+    with pytest.raises(UnreadableLineError, match="it has no request"):
+        find_format([COMMON]).read(text)
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        pytest.param([COMMON], "common", id="without headers"),
+        pytest.param([f'{COMMON} "-" "curl"'], "combined", id="with headers"),
+        pytest.param([COMMON, f'{COMMON} "-" "curl"'], "combined", id="headers in some lines"),
+        pytest.param(["nonsense", COMMON], "common", id="after a line that cannot be read"),
+        pytest.param([], "combined", id="an empty log"),
+    ],
+)
+def test_the_first_lines_say_whether_a_log_has_headers(lines: list[str], name: str) -> None:
+    assert find_format(lines).name == name
+
+
 @pytest.mark.parametrize("header", ["Timestamp", "Time", "Ts", "Client-Ip", "Method", "Uri", "Host", "X.ts"])
 def test_a_header_of_the_client_is_not_a_field_of_the_server(header: str) -> None:
     chosen = {**CADDY, "request": {**CADDY["request"], "headers": {"User-Agent": ["curl"], header: ["1"]}}}  # type: ignore[dict-item]
@@ -549,7 +715,30 @@ def test_a_file_may_begin_with_a_byte_order_mark(marked: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1763700000.123", "1763700000123", "2025-11-21T05:40:00.123+01:00", "2025-11-21 04:40:00,123"]
+    "time",
+    ["1969-12-31T23:59:59Z", "1970-01-01T00:00:00Z", "5138-11-16T09:46:40Z", "01/Jan/1969:00:00:00 +0000"],
+)
+def test_a_time_that_no_server_can_have_logged_is_unreadable(time: str) -> None:
+    with pytest.raises(UnreadableLineError, match="its time is before 1970 or too far in the future"):
+        read_time(time)
+
+
+@pytest.mark.parametrize("time", ["1970-01-01T00:00:00.000001Z", "5138-11-16T09:46:39.999999Z"])
+def test_the_first_or_last_time_that_can_be_counted_is_read(time: str) -> None:
+    assert read_time(time) in {1, 10**17 - 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1763700000.123",
+        "1763700000123",
+        "1763700000123000",
+        "1763700000123000000",
+        "1763700000,123",
+        "2025-11-21T05:40:00.123+01:00",
+        "2025-11-21 04:40:00,123",
+    ],
 )
 def test_a_time_is_read_to_the_microsecond(text: str) -> None:
     assert read_time(text) == START + 123_000

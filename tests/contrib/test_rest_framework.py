@@ -915,6 +915,14 @@ class TestChecks:
         with pytest.raises(RuleError, match=r"View: There is no rule 'serch' in .* Did you mean 'search'"):
             called(wrong)
 
+    def test_e016_says_what_to_do_about_a_name_of_no_rule(self, settings: Any) -> None:
+        views = [view_of(QuotaThrottle, **{name: "serch"}) for name in ("quota_rules", "throttle_scope")]
+
+        hints = [each.hint for each in findings(settings, *views)]
+
+        in_the_settings = 'Add it to QUOTA["RULES"], or to DEFAULT_THROTTLE_RATES in REST_FRAMEWORK.'
+        assert hints == ["Did you mean 'search'?", in_the_settings]
+
     @pytest.mark.parametrize(
         ("view", "code", "words"),
         [

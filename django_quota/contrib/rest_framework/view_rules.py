@@ -100,7 +100,7 @@ def _check_names(view: Endpoint) -> Iterator[CheckMessage]:
         try:
             named_rule(rule, view.view_class)
         except RuleError as error:
-            wrong.append((error.problem, error.hint or 'Add it to QUOTA["RULES"].'))
+            wrong.append((error.problem, error.hint))
     if scope and scope not in current().rules and scope not in ScopedRateThrottle.THROTTLE_RATES:
         hint = 'Add it to QUOTA["RULES"], or to DEFAULT_THROTTLE_RATES in REST_FRAMEWORK.'
         wrong.append((f"throttle_scope={scope!r} of {path} is not the name of a rule.", hint))
