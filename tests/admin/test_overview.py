@@ -15,16 +15,18 @@ from redis.connection import AbstractConnection
 from django_quota import Rule, ban, check, slot
 from django_quota.admin import overview
 from django_quota.admin.wording import local_moment, moment_in_words
+from django_quota.core.clock import DAY
 from django_quota.features.events import EVENTS_A_PAGE, SEARCHED
+from django_quota.limiting.metrics import SLOT_TTL
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
-from django_quota.operating.activity import RULES, activity
+from django_quota.operating.activity import RULES, SLOTS_SHOWN, SUBJECTS_SHOWN, DayTotal, activity, subjects_seen
 from django_quota.operating.health import Health, _joined, health
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import QuotaKit, freeze
 from tests.admin.operators import operator
 from tests.support.events import event_fields
-from tests.support.steps import SECOND
+from tests.support.steps import MINUTE, SECOND, START
 from tests.support.stores import caches, current_store
 
 PAGE = "/admin/django_quota/overview/"
@@ -362,6 +364,145 @@ class TestOnRedis:
         assert not re.search("nearly full|does not answer|Nothing has been refused", page)
         assert f">{SUBJECT}</a>" in page, "events that were there are shown"
         assert list(raw.scan_iter("*probe*")) == []
+
+
+@pytest.mark.usefixtures("either_store")
+class TestActivity:
+    """What all processes have decided, and which slots they hold."""
+
+    def test_the_twenty_subjects_that_were_refused_most_are_listed(self) -> None:
+        with freeze(START):
+            for number in range(SUBJECTS_SHOWN + 2):
+                for _ in range(number + 1):
+                    check("0/m", f"user:{number}")
+            found = activity().refused
+
+        assert [(each.subject, each.count) for each in found[:2]] == [("user:21", 22), ("user:20", 21)]
+        assert len(found) == SUBJECTS_SHOWN
+
+    def test_the_fullest_slots_come_first(self) -> None:
+        with freeze(START):
+            for name, held, limit in (("half", 2, 4), ("full", 1, 1), ("most", 2, 3), ("busy", 1, 1)):
+                for _ in range(held):
+                    slot(name, limit).acquire()
+            found = activity().slots
+
+        uses = [(each.name, each.held, each.limit) for each in found]
+        assert uses == [("busy", 1, 1), ("full", 1, 1), ("most", 2, 3), ("half", 2, 4)]
+
+    def test_twenty_slots_are_shown(self) -> None:
+        with freeze(START):
+            for number in range(SLOTS_SHOWN + 2):
+                slot(f"slot{number}", 2).acquire()
+            found = activity()
+
+        assert (len(found.slots), len(found.fullest_slots)) == (SLOTS_SHOWN + 2, SLOTS_SHOWN)
+
+    @pytest.mark.parametrize(
+        ("later", "held"),
+        [
+            pytest.param(30 * SECOND - 1, [2], id="before a lease ends"),
+            pytest.param(30 * SECOND, [1], id="as the first ends"),
+            pytest.param(50 * SECOND, [0], id="as the last ends"),
+            pytest.param(SLOT_TTL - 1, [0], id="while it is still shown"),
+            pytest.param(SLOT_TTL, [], id="as it is no longer shown"),
+        ],
+    )
+    def test_a_slot_is_in_use_until_its_lease_ends(self, later: int, held: list[int]) -> None:
+        with freeze(START):
+            for lease in (30, 50):
+                slot("export", 2, lease).acquire()
+            activity()  # sends which slots were used
+        with freeze(START + later):
+            found = activity().slots
+
+        assert [each.held for each in found] == held
+
+    def test_rules_with_as_many_checks_are_in_the_order_of_their_names(self) -> None:
+        with freeze(START):
+            for name in ("b", "c", "a"):
+                check("9/m", SUBJECT, name=name)
+            check("9/m", SUBJECT, name="c")
+
+            assert [rule.rule for rule in activity().rules] == ["c", "a", "b"]
+
+    def test_the_rest_has_all_that_rules_without_a_row_decided(self) -> None:
+        shadow = Rule.make("zz-shadow", "1/m", shadow=True)
+        with freeze(START):
+            for number in range(RULES):
+                for _ in range(4):
+                    check("9/m", SUBJECT, name=f"busy{number}")
+            for _ in range(2):
+                check(shadow, SUBJECT)
+            for _ in range(3):
+                check("2/m", SUBJECT, name="zz-strict")
+            *_, rest = activity().rules
+
+        assert (rest.is_rest, rest.rule, rest.label) == (True, None, "other")
+        assert (rest.allowed, rest.refused, rest.shadowed, rest.spent, rest.minutes) == (3, 1, 1, 0, [])
+
+    def test_there_is_no_rest_if_each_rule_has_a_row(self) -> None:
+        with freeze(START):
+            check("9/m", SUBJECT, name="a")
+
+            assert [rule.rule for rule in activity().rules] == ["a"]
+
+    def test_yesterday_is_the_day_before(self) -> None:
+        for days, checks in ((2, 5), (1, 3), (0, 2)):
+            with freeze(START - days * DAY):
+                for _ in range(checks):
+                    check("1/m", SUBJECT)
+                found = activity()
+
+        assert (found.yesterday, found.today) == (DayTotal(1, 2), DayTotal(1, 1))
+
+    @pytest.mark.parametrize(("total", "share"), [(DayTotal(3, 1), 25.0), (DayTotal(), None)], ids=["some", "none"])
+    def test_the_share_of_refusals_is_a_percentage(self, total: DayTotal, share: float | None) -> None:
+        assert total.refused_share == share
+
+    @pytest.mark.parametrize(
+        ("seconds", "rate"),
+        [
+            pytest.param(0, 6.0, id="at the beginning of a minute"),
+            pytest.param(15, 4.5, id="after a quarter"),
+            pytest.param(59, 0.1, id="at its end"),
+        ],
+    )
+    def test_the_rate_has_the_part_of_the_minute_before_that_is_recent(self, seconds: int, rate: float) -> None:
+        begins = START - START % MINUTE
+        with freeze(begins):
+            for _ in range(6):
+                check("5/m", SUBJECT, name="a")
+            get_limiter().metrics.flush()
+        with freeze(begins + MINUTE + seconds * SECOND):
+            (rule,) = activity().rules
+
+        assert rule.rate == pytest.approx(rate)
+
+    def test_a_minute_has_what_a_shadow_rule_would_have_refused(self) -> None:
+        with freeze(START):
+            for _ in range(3):
+                check("1/m", SUBJECT, name="a", shadow=True)
+            (rule,) = activity().rules
+
+        assert rule.minutes[-1] == (1, 2)
+
+    def test_subjects_that_were_refused_yesterday_are_seen_in_two_days(self) -> None:
+        with freeze(START - DAY):
+            check("0/m", "user:1")
+            activity()
+        with freeze(START):
+            check("0/m", "user:2")
+
+            assert set(subjects_seen(days=2)) >= {"user:1", "user:2"}
+
+    def test_those_refused_most_today_are_seen_first(self) -> None:
+        with freeze(START):
+            for subject, times in (("user:1", 1), ("user:2", 3), ("user:3", 2)):
+                for _ in range(times):
+                    check("0/m", subject)
+
+            assert subjects_seen() == ["user:2", "user:3", "user:1"]
 
 
 @pytest.mark.usefixtures("redis_cache")
