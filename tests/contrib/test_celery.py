@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -98,8 +98,25 @@ def site(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         # In a leaky bucket each has its place under all rates.
         ({"quota": Rule.make("line", "10/m; 12/h", algorithm="leaky_bucket")}, (1, 2, 3), [(1, 0), (2, 303), (3, 606)]),
         ({"quota": Rule.make("quotas", "10/m; 12/h")}, (1, 2, 3), [(1, 0.0), (2, 6.06), (3, 12.12)]),
-        # Waiting is no refusal that leads to a ban.
+        # Waiting is no refusal that leads to a ban, or that counts.
         ({"quota": Rule.make("strict", "10/m", ban={"after": "1/m", "for": "1h"})}, (1, 2), [(1, 0.0), (2, 6.06)]),
+        ({"quota": Rule.make("strict", "2/d", count_refused=True)}, (1, 2, 3), [(1, 0.0), (2, 0.0), (3, 86_400.0)]),
+        # A rule that refuses nothing lets all start.
+        ({"quota": Rule.make("soft", "1/m", block=False)}, (1, 2), [(1, 0.0), (2, 0.0)]),
+        ({"quota": Rule.make("free", None)}, (1, 2), [(1, 0.0), (2, 0.0)]),
+        # A bucket of tokens lets as many start as it holds.
+        (
+            {"quota": Rule.make("bucket", "10/m", algorithm="token_bucket", burst=2)},
+            (1, 2, 3),
+            [(1, 0.0), (2, 0.0), (3, 6.0)],
+        ),
+        # Tasks are spaced by one slice of the window more than the rate.
+        ({"quota": Rule.make("slices", "10/m", precision=10)}, (1, 2), [(1, 0.0), (2, 6.6)]),
+        # An hour is spaced, and a longer window is a quota.
+        ({"quota": "2/h"}, (1, 2), [(1, 0.0), (2, 1818.0)]),
+        ({"quota": "2/61m"}, (1, 2), [(1, 0.0), (2, 0.0)]),
+        ({"quota": ("10/m", "12/h")}, (1, 2), [(1, 0.0), (2, 6.06)]),
+        ({"quota": Rule.make("day", "2/d", algorithm="calendar", tz="UTC", daily=True)}, (1, 2), [(1, 0.0), (2, 0.0)]),
     ],
 )
 def test_a_task_waits_for_its_subject_as_long_as_the_costs_before_it_take(
@@ -319,6 +336,13 @@ def test_a_task_shares_the_count_of_a_configured_rule_with_views(site: Site, set
     assert (starts[0], starts[1] >= DAY) == (0.0, True)
 
 
+def test_a_task_is_limited_by_a_rule_for_some_requests(site: Site, settings: Any) -> None:
+    rule = {"rate": "10/m", "match": "/api/", "exclude": "/api/v1/"}
+    settings.QUOTA = {"STORE": "memory", "RULES": {"api": rule}}
+
+    assert site.run(site.task(quota_rule="api"), 1, 2) == [0.0, 6.06]
+
+
 @pytest.mark.parametrize(("says", "starts"), [("allow", [0.0] * 3), ("local", [0.0, 60.6, 121.2])])
 def test_while_redis_does_not_answer_a_rule_says_when_its_tasks_start(
     site: Site, settings: Any, says: Any, starts: list[float]
@@ -372,6 +396,44 @@ class TestAPlaceTakenWhenATaskIsPublished:
         site.worker.run_all()
 
         assert site.starts == [0.0, 6.06, 12.12]
+
+    def test_the_headers_of_the_caller_stay(self, site: Site, task: Any) -> None:
+        task.quota_apply_async((3,), headers={"traceparent": "00-1-2-03"})
+        site.worker.run_all()
+
+        assert site.worker.runs[-1].headers["traceparent"] == "00-1-2-03"
+
+    def test_the_id_of_the_caller_stays(self, task: Any) -> None:
+        assert task.quota_apply_async((3,), task_id="a-task").id == "a-task"
+
+    @pytest.mark.parametrize(
+        ("expires", "is_published"),
+        [
+            pytest.param(12.12, False, id="at its turn"),
+            pytest.param(12.13, True, id="after its turn"),
+            pytest.param(12, False, id="before its turn"),
+            pytest.param(None, True, id="never"),
+        ],
+    )
+    @pytest.mark.parametrize("is_moment", [False, True], ids=["in seconds", "as a moment"])
+    def test_a_task_is_published_if_it_expires_after_its_turn(
+        self, expires: float | None, is_published: bool, is_moment: bool, site: Site, task: Any
+    ) -> None:
+        limited = site.task(name="limited", quota="10/m")
+        for number in (1, 2):
+            limited.quota_apply_async((number,))
+        now = datetime.fromtimestamp(site.clock.now / SECOND, UTC)
+        ends: Any = now + timedelta(seconds=expires) if is_moment and expires is not None else expires
+
+        with nullcontext() if is_published else pytest.raises(TaskWouldExpire):
+            limited.quota_apply_async((3,), expires=ends)
+
+    def test_the_expiry_of_the_task_itself_counts_too(self, site: Site, task: Any) -> None:
+        limited = site.task(name="limited", quota="10/m", expires=5)
+        limited.quota_apply_async((1,))
+
+        with pytest.raises(TaskWouldExpire):
+            limited.quota_apply_async((2,))
 
     def test_a_countdown_or_an_eta_of_the_caller_stays_the_least(self, site: Site, task: Any) -> None:
         task.delay(3)
@@ -434,7 +496,13 @@ def test_a_rule_that_denies_lets_its_tasks_wait_until_redis_answers(site: Site, 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [({}, "needs either quota="), ({"quota": Rule.make("devices", "3/d", distinct=True)}, "needs a request")],
+    [
+        ({}, "needs either quota="),
+        ({"quota": "10/m", "quota_rule": "exports"}, "needs either quota="),
+        ({"quota": Rule.make("devices", "3/d", distinct=True)}, "needs a request"),
+        ({"quota": Rule.make("paid", lambda request: "3/d")}, "needs a request"),
+        ({"quota": "10/month"}, "is not a rate"),
+    ],
 )
 def test_a_wrong_option_is_an_error_when_the_task_is_made(site: Site, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(RuleError, match=problem):
@@ -455,6 +523,14 @@ def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs() -> N
     found = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E026"]
 
     assert [(each.msg.split("'")[1], each.hint) for each in found] == [("exprots", "Did you mean 'exports'?")]
+
+
+def test_a_task_follows_the_rule_of_the_settings_when_it_changes(site: Site, settings: Any) -> None:
+    task = site.task(quota_rule="exports")
+    for rate in ("10/m", "20/m"):
+        settings.QUOTA = {"STORE": "memory", "RULES": {"exports": rate}}
+
+        assert [str(each) for each in task.limits().start.rates] == [rate]
 
 
 @pytest.mark.usefixtures("tasks_of_rules")

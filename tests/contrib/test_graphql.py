@@ -50,6 +50,12 @@ DOUBLED = "{...f0} " + " ".join(
         pytest.param("{" * 5_000, 1, id="nothing but braces"),
         pytest.param("{" + "a " * MAX_TOKENS + "}", Rate.max_count, id="too long"),
         pytest.param("fragment all on Query { a }", 1, id="no operation"),
+        pytest.param("{" + "a " * (MAX_TOKENS - 2) + "}", MAX_TOKENS - 2, id="as long as is read"),
+        pytest.param("{ ...s ...s } fragment s on Query { search }", 20, id="a fragment twice"),
+        pytest.param("{ ...x b { ...x } } fragment x on Query { a }", 2, id="a fragment first on the first level"),
+        pytest.param("{ b { ...x } ...x } fragment x on Query { a }", 2, id="a fragment first on a lower level"),
+        pytest.param("{ b { ... on Book { a search } } }", 11, id="an inline fragment on a lower level"),
+        pytest.param("{ search { search } }", 20, id="a price within a price"),
     ],
 )
 def test_a_query_costs_the_fields_of_its_first_level_with_their_prices(query: Any, expected: int) -> None:
@@ -60,6 +66,48 @@ def test_the_named_operation_counts() -> None:
     request = posted("query one { a } query two { a b }", operationName="one")
 
     assert query_cost()(request) == 1
+
+
+@pytest.mark.parametrize(
+    ("prices", "query", "expected"),
+    [
+        pytest.param({"export": Rate.max_count}, "{ export }", Rate.max_count, id="the highest price"),
+        pytest.param({"export": Rate.max_count}, "{ export a }", Rate.max_count, id="no more than a rule takes"),
+        pytest.param({"a": 3}, "{ a b }", 4, id="a price of the first level"),
+    ],
+)
+def test_a_price_may_be_as_high_as_a_rule_takes(prices: dict[str, int], query: str, expected: int) -> None:
+    assert query_cost(prices)(posted(query)) == expected
+
+
+@pytest.mark.parametrize("name", ["three", "", None], ids=["of no operation", "empty", "null"])
+def test_without_the_name_of_an_operation_the_dearest_counts(name: str | None) -> None:
+    request = posted("query one { a } query two { a b } { a b c }", operationName=name)
+
+    assert query_cost()(request) == 3
+
+
+TWO = "query one { a } query two { a b }"
+NAMED = {
+    "GET": lambda: RequestFactory().get("/", {"query": TWO, "operationName": "one"}),
+    "a form": lambda: RequestFactory().post("/", {"query": TWO, "operationName": "one"}),
+    "an upload": lambda: RequestFactory().post("/", {"operations": json.dumps({"query": TWO, "operationName": "one"})}),
+    "application/graphql": lambda: RequestFactory().post(
+        "/?operationName=one&query=ignored", TWO, content_type="application/graphql"
+    ),
+}
+
+
+@pytest.mark.parametrize("make", NAMED.values(), ids=NAMED)
+def test_the_name_of_the_operation_is_read_from_whatever_a_view_reads(make: Any) -> None:
+    assert query_cost()(make()) == 1
+
+
+def test_each_query_of_a_batch_costs_at_least_as_much_as_an_unreadable_one() -> None:
+    batch = [{"query": "{ a b }"}, {"id": "persisted"}, {"query": "{"}, 7]
+    request = RequestFactory().post("/", batch, content_type="application/json")
+
+    assert query_cost()(request) == 5
 
 
 QUERY = "{ a b }"

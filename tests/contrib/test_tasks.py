@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -17,6 +18,7 @@ from asgiref.sync import async_to_sync
 from django_quota import Rule
 from django_quota.contrib.tasks import TaskQuota
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
+from django_quota.signals import near_limit
 from django_quota.testing import clear, freeze
 from tests.support.pages import marked
 
@@ -87,6 +89,11 @@ BY_ORG: Any = {"key": lambda task, args, kwargs: f"org:{args[0]}", "cost": lambd
         (TaskQuota(Rule.make("exports", "10/m", "1440/d")), [7, 7, 7], [0.0, 60.0, 120.0]),
         (TaskQuota("exports", key="org:7"), [7, 7, 7], [0.0, 6.0, 12.0]),
         (TaskQuota(Rule.make("watched", "10/m", shadow=True)), [7, 7], [0.0, 0.0]),
+        # The options of another algorithm are left out.
+        (TaskQuota(Rule.make("slices", "10/m", precision=5, count_refused=True)), [7, 7], [0.0, 6.0]),
+        (TaskQuota(Rule.make("day", "1440/d", algorithm="calendar", tz="Asia/Tokyo")), [7, 7], [0.0, 60.0]),
+        (TaskQuota(Rule.make("bucket", "10/m", algorithm="token_bucket", burst=1)), [7, 7, 7], [0.0, 6.0, 12.0]),
+        (TaskQuota("10/m", cost=2), [7, 7], [0.0, 12.0]),
     ],
 )
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -134,6 +141,34 @@ def test_without_room_or_a_backend_that_can_defer_nothing_is_enqueued(export: An
         with pytest.raises(QuotaExceeded):
             refusing.enqueue(export, 7)
     assert len(export.get_backend().results) == 2
+
+
+@pytest.mark.parametrize(
+    ("rate", "number"),
+    [
+        pytest.param("1/7d", 4, id="four weeks"),
+        pytest.param("2/15d", 4, id="thirty days"),
+        pytest.param("1/31d", 1, id="a rate with a longer window"),
+    ],
+)
+def test_a_task_gets_a_place_at_most_thirty_days_ahead(export: Any, rate: str, number: int) -> None:
+    limit = TaskQuota(rate)
+    for _ in range(number):
+        limit.enqueue(export, 7)
+
+    with pytest.raises(QuotaExceeded):
+        limit.enqueue(export, 7)
+
+
+def test_no_warning_comes_before_the_queue_is_full(export: Any) -> None:
+    heard = Mock()
+    near_limit.connect(heard)
+    limit = TaskQuota(Rule.make("exports", "1/7d", warn_at=0.1))
+
+    for _ in range(4):
+        limit.enqueue(export, 7)
+
+    assert heard.call_count == 0
 
 
 class TestWhileRedisDoesNotAnswer:
