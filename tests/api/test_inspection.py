@@ -10,9 +10,10 @@ from django.urls import path
 
 from django_quota import Rule, Subject, check, concurrency, limits_of, peek, quota, reset, slot
 from django_quota.features.counters import calls
+from django_quota.features.events import Event
 from django_quota.features.resets import reset_found
 from django_quota.limiting.flusher import flusher
-from django_quota.operating.inspection import possible_tiers, recent_refusals
+from django_quota.operating.inspection import bans_begun, counted_as, possible_tiers, recent_refusals
 from django_quota.testing import freeze
 from tests.support.counts import bans_of, status_of
 from tests.support.overridden import override
@@ -199,6 +200,30 @@ class TestOnRedis:
             reset("*", name)
 
             assert not any(limit["used"] for limit in status_of(name)["limits"])
+
+
+def event(kind: str, rule: str, subject: str | None, until: int = 0) -> Event:
+    return Event(f"{until}-0", kind, rule, subject, until, 1, 1, 0, 0.0, 1, None, "GET", "/")
+
+
+def test_the_newest_ban_of_each_rule_is_the_one_that_has_begun() -> None:
+    newest_first = [
+        event("banned", "search", SUBJECT, 9),
+        event("banned", "search", SUBJECT, 5),
+        event("refused", "login", SUBJECT, 8),
+        event("banned", "login", "user:7", 7),
+        event("banned", "login", SUBJECT, 6),
+    ]
+
+    begun = bans_begun(SUBJECT, newest_first)
+
+    assert {rule: each.until for rule, each in begun.items()} == {"search": 9, "login": 6}
+
+
+def test_the_other_subjects_of_refused_requests_are_named_once() -> None:
+    refused = [event("refused", "search", each) for each in ("ip:192.0.2.1", "user:7", None, SUBJECT, "ip:192.0.2.1")]
+
+    assert counted_as("user:7", refused) == ["ip:192.0.2.1", SUBJECT]
 
 
 def test_tiers_that_a_subject_cannot_have_are_left_out() -> None:

@@ -17,13 +17,17 @@ from django_quota import quota
 from django_quota.exceptions import RuleError
 from django_quota.operating import who_counts as counting
 from django_quota.operating.lookup import (
+    MAX_RELATED,
+    MAX_USER_TEXT,
     MAX_USERS,
     SubjectMatch,
     find_subjects,
     find_users,
+    networks_around,
     override_problems,
     parse_override_input,
     parse_subject_input,
+    related_subjects,
     subject_hint,
 )
 from django_quota.subjects.subject import session_subject
@@ -133,6 +137,65 @@ class TestUsers:
         User.objects.create_user("u2", first_name="Ann")
 
         assert [match.user for match in find_subjects("ann", with_users=True)] == [ann]
+
+
+@pytest.mark.django_db
+def test_a_search_finds_at_most_twenty_users() -> None:
+    User.objects.bulk_create(User(username=f"ann{number}") for number in range(MAX_USERS + 1))
+
+    assert len(find_users("ann", prefix=True)) == MAX_USERS
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("length", "queries"), [(MAX_USER_TEXT, 1), (MAX_USER_TEXT + 1, 0)])
+def test_a_user_is_looked_up_by_a_string_of_at_most_320_characters(
+    length: int, queries: int, django_assert_num_queries: Any
+) -> None:
+    with django_assert_num_queries(queries):
+        assert find_users("a" * length) == []
+
+
+@pytest.mark.parametrize(
+    ("subject", "networks"),
+    [
+        pytest.param("ip:203.0.113.9", ["ip:203.0.113.0/24", "ip:203.0.0.0/16"], id="IPv4"),
+        pytest.param("ip:2001:db8::/64", ["ip:2001:db8::/48"], id="IPv6"),
+        pytest.param("ip:203.0.113.0/24", ["ip:203.0.0.0/16"], id="a network"),
+        pytest.param("ip:203.0.113.9+user:7", [], id="several parts"),
+        pytest.param("user:7", [], id="a user"),
+    ],
+)
+def test_the_networks_around_an_address_come_smallest_first(subject: str, networks: list[str], settings: Any) -> None:
+    keys = {"wide": "ip/16,48", "near": "ip/24,64", "own": "ip"}
+    settings.QUOTA = {"RULES": {name: {"rate": "5/m", "key": key} for name, key in keys.items()}}
+
+    assert networks_around(subject) == networks
+
+
+class TestRelatedSubjects:
+    USER: Any = User(pk=7)
+
+    def test_at_most_ten_are_read(self, settings: Any) -> None:
+        settings.QUOTA = {"RELATED": lambda user: [f"org:{number}" for number in range(MAX_RELATED + 1)]}
+
+        assert related_subjects(self.USER) == [f"org:{number}" for number in range(MAX_RELATED)]
+
+    def test_each_is_named_once_without_the_user(self, settings: Any) -> None:
+        settings.QUOTA = {"RELATED": lambda user: ["org:1", "user:7", "org:2", "org:1"]}
+
+        assert related_subjects(self.USER) == ["org:1", "org:2"]
+
+    def test_a_function_that_fails_is_an_error_that_says_so(self, settings: Any) -> None:
+        settings.QUOTA = {"RELATED": lambda user: 1 / 0}
+
+        with pytest.raises(RuleError, match="raised ZeroDivisionError for user:7: division by zero"):
+            related_subjects(self.USER)
+
+    def test_a_result_that_is_not_a_subject_is_an_error_that_names_it(self, settings: Any) -> None:
+        settings.QUOTA = {"RELATED": lambda user: ["org:1", 42]}
+
+        with pytest.raises(RuleError, match="returned 42 for user:7"):
+            related_subjects(self.USER)
 
 
 def view(request: object) -> HttpResponse:

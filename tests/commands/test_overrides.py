@@ -17,9 +17,11 @@ from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_quota import check
+from django_quota.exceptions import RuleError
 from django_quota.limiting.override_rows import set_override
 from django_quota.models import QuotaOverride
 from django_quota.operating import override_lists
+from django_quota.operating.override_lists import read_list
 from tests.support import commands
 
 SUBJECT = "ip:203.0.113.9"
@@ -648,3 +650,33 @@ def test_an_import_that_waited_for_another_replaces_what_that_has_saved() -> Non
         other.result(60)
 
     assert list(rows()) == [("ip:192.0.2.3", "*")]
+
+
+@pytest.mark.parametrize(
+    ("number", "named", "more"),
+    [
+        pytest.param(10, 10, "", id="as many as are named"),
+        pytest.param(11, 10, "1 more lines are wrong.", id="one more"),
+    ],
+)
+def test_the_first_ten_wrong_lines_of_a_list_are_named(number: int, named: int, more: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        read_list(["203.0.113.9", *["wrong"] * number])
+
+    lines = str(caught.value).splitlines()
+    assert [line.partition(":")[0] for line in lines[:named]] == [f"Line {each}" for each in range(2, named + 2)]
+    assert lines[named:] == ([more] if more else [])
+
+
+def test_of_a_wrong_line_of_a_list_fifty_characters_are_shown() -> None:
+    with pytest.raises(RuleError, match=f"'{'x' * 50}' is neither an address nor a network"):
+        read_list(["x" * 51])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["203.0.113.9", "ip:203.0.113.9", "  203.0.113.9  # crawler", "203.0.113.9#"],
+    ids=["an address", "a subject", "with a comment", "with an empty comment"],
+)
+def test_a_line_of_a_list_is_an_address(line: str) -> None:
+    assert read_list(["# crawlers", "", line, "203.0.113.9"]) == ["ip:203.0.113.9"]
