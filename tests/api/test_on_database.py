@@ -373,7 +373,11 @@ class TestRoundsOfASweep:
     def test_a_sweep_that_is_stopped_before_the_leases_is_not_complete(self) -> None:
         stop = Event()
 
-        report = self.swept(stop, lambda deleted: deleted == 1 and stop.set())
+        def advance(deleted: int) -> None:
+            if deleted == 1:  # the last round
+                stop.set()
+
+        report = self.swept(stop, advance)
 
         assert (report.rows.states, report.leases, report.is_complete) == (5, 0, False)
 
