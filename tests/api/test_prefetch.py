@@ -9,7 +9,9 @@ import pytest
 from django.contrib.auth.models import User
 
 from django_quota import Decision, Rule, acheck, check, check_all, peek, refund, reserve, reset
+from django_quota.adapters import decide
 from django_quota.conf import rule_of
+from django_quota.core import clock
 from django_quota.core.clock import DAY
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
@@ -21,14 +23,14 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import running_totals
 from django_quota.operating.inspection import load_snapshot
 from django_quota.signals import near_limit
-from django_quota.testing import freeze
+from django_quota.testing import clear, freeze
 from django_quota.testing.kit import QuotaKit
-from tests.support.calls import calls_of
+from tests.support.calls import called, calls_of, get
 from tests.support.commands import said
-from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of
+from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of, units_of
 from tests.support.memory import know_of_processes
 from tests.support.overridden import override
-from tests.support.steps import SECOND, START
+from tests.support.steps import MINUTE, SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
 HOT = Rule.make("hot", "1000/m", prefetch=True)
@@ -90,6 +92,32 @@ class TestWhatIsLeft:
             allowed(8)
         with freeze(START + 5 * LEASE):
             assert check(HOT, SUBJECT).remaining == 1_000 - 9
+
+    def test_leaves_out_more_for_a_share_that_was_spent_at_once(self) -> None:
+        with freeze(START):
+            allowed(8 + 16 + 1)
+            assert peek(HOT, SUBJECT).remaining == 1_000 - 25 - 2 * 17
+
+
+WINDOWS = ["sliding_window", "fixed_window", "calendar"]
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("algorithm", WINDOWS)
+@pytest.mark.parametrize("wait", ["reset_after", "next_after"])
+def test_the_waits_of_a_spent_hit_are_those_of_a_hit_that_the_store_decides(wait: str, algorithm: Any) -> None:
+    ahead = Rule.make("ahead", "100/m", algorithm=algorithm, prefetch=True)
+    rules, found = [ahead, Rule.make("plain", "100/m", algorithm=algorithm)], []
+
+    for rule in rules:
+        with freeze(START):
+            allowed(8, rule)
+        with freeze(START + SECOND // 2):
+            found.append(check(rule, SUBJECT))
+
+    assert [each.approximate for each in found] == [True, False]
+    waits = [getattr(each.outcomes[0], wait) for each in found]
+    assert waits[0] == waits[1] > 0
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -174,6 +202,50 @@ class TestAPlan:
             assert all(decided)
             assert peek(HOT, "global").remaining == 900
 
+    def test_counts_each_hit_once_in_the_metrics(self) -> None:
+        with freeze(START):
+            assert all(check_all([(HOT, SUBJECT), (self.OTHER, SUBJECT)]) for _ in range(50))
+            count_what_waits()
+
+            assert checks_of_today() == {"hot": (50, 0, 0), "other": (50, 0, 0)}
+
+    def block_one(self, subject: str = SUBJECT) -> None:
+        """Have a share of 16 units, and be refused 16 times by the block of another subject."""
+        override("b 0 0 ", "other", "user:2")
+        allowed(8, subject=subject)
+        assert not any(check_all([(HOT, subject), (self.OTHER, "user:2")]) for _ in range(16))
+
+    def test_that_a_block_refuses_leaves_its_share_whole(self) -> None:
+        with freeze(START):
+            self.block_one()
+            decision = check(HOT, SUBJECT, 16)
+
+        assert (decision.approximate, decision.remaining) == (True, 1_000 - 8 - 16)
+
+    def test_that_a_block_refuses_leaves_the_metrics_of_its_share_alone(self) -> None:
+        with freeze(START):
+            self.block_one()
+            check(HOT, SUBJECT)
+            count_what_waits()
+
+            assert checks_of_today() == {"hot": (9, 0, 0), "other": (0, 16, 0)}
+
+    def test_that_a_block_refuses_leaves_the_day_of_its_share_alone(self) -> None:
+        with freeze(START):
+            self.block_one("user:1")
+            check(HOT, "user:1", 3)
+            count_what_waits()
+
+            assert (checks_of("user:1"), units_of("user:1")) == ({"hot": (9, 0)}, {"hot": 11})
+
+    def test_of_two_rules_that_share_one_count_takes_nothing_ahead(self) -> None:
+        rules = [Rule.make("hot", rate, key="ip", prefetch=True) for rate in ("1000/m", "5000/h")]
+        with freeze(START):
+            for _ in range(8):
+                decide(get(), rules)
+
+            assert [peek(rule, "ip:192.0.2.1").remaining for rule in rules] == [992, 4_992]
+
     def test_without_a_rule_is_allowed(self) -> None:
         with freeze(START):
             allowed(50)
@@ -201,6 +273,32 @@ class TestAPlan:
             answer = run_sync(limiter.answer_flow([Ask(HOT, SUBJECT, 3)], "check"))
             assert answer.decision.approximate
             assert run_sync(limiter.undo_flow(answer.receipt())).remaining == 950
+
+    def test_gives_a_spent_hit_back_though_its_share_was_returned_meanwhile(self) -> None:
+        limiter = get_limiter()
+        with freeze(START):
+            allowed(50)
+            answer = run_sync(limiter.answer_flow([Ask(HOT, SUBJECT, 3)], "check"))
+            refund(HOT, SUBJECT)
+            assert run_sync(limiter.undo_flow(answer.receipt())).remaining == 951
+
+    def test_gives_nothing_back_to_a_share_that_a_reset_has_ended(self) -> None:
+        limiter = get_limiter()
+        with freeze(START):
+            allowed(50)
+            answer = run_sync(limiter.answer_flow([Ask(HOT, SUBJECT, 3)], "check"))
+            assert answer.decision.approximate
+            reset(HOT, SUBJECT)
+            assert run_sync(limiter.undo_flow(answer.receipt())).remaining == 1_000
+
+    def test_spends_at_a_time_of_the_stores_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(clock, "_steady_clock", lambda: 10**15)
+        allowed(8)
+
+        answer = run_sync(get_limiter().answer_flow([Ask(HOT, SUBJECT, 1)], "check"))
+
+        assert answer.spent_at is not None
+        assert abs(answer.spent_at - clock.now()) < 60 * MINUTE
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -243,6 +341,17 @@ class TestACallThatIsSpent:
         allowed(8)
         no_decider()
         assert asyncio.run(acheck(HOT, SUBJECT)).approximate
+
+    @pytest.mark.parametrize("subject", [42, None, b"user:1"], ids=repr)
+    def test_refuses_what_is_not_a_subject(self, subject: Any) -> None:
+        allowed(8)
+        with pytest.raises(RuleError, match="is not a subject"):
+            check(HOT, subject)
+
+    @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+    def test_leaves_a_forced_hit_to_the_store(self, is_async: bool) -> None:
+        allowed(8)
+        assert not called(is_async, check, acheck, HOT, SUBJECT, force=True).approximate
 
     @pytest.mark.parametrize("cost", [0, True, 1.0, "1"])
     def test_refuses_a_wrong_cost(self, cost: Any) -> None:
@@ -293,6 +402,22 @@ class TestASpentHit:
             assert count_what_waits()
 
             assert checks_of("user:1") == {"hot": (50, 0)}
+
+    def test_counts_its_units_for_the_day(self) -> None:
+        with freeze(START):
+            allowed(8, subject="user:1")
+            assert all(check(HOT, "user:1", 3).approximate for _ in range(5))
+            assert count_what_waits()
+
+            assert (checks_of("user:1"), units_of("user:1")) == ({"hot": (13, 0)}, {"hot": 23})
+
+    def test_is_counted_though_a_test_clears_the_process(self) -> None:
+        with freeze(START):
+            allowed(20)
+            clear()
+            assert count_what_waits()
+
+            assert checks_of_today() == {"hot": (20, 0, 0)}
 
     def test_is_counted_in_the_metrics(self) -> None:
         with freeze(START):
@@ -403,6 +528,41 @@ def test_a_subject_that_becomes_busy_gets_a_share_after_many_others_have_asked(m
         allowed(8)
 
         assert check(HOT, SUBJECT).approximate
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_what_was_spent_is_counted_though_many_others_take_the_place_of_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetch, "MAX_DEMANDS", 10)
+    with freeze(START):
+        allowed(20)
+    with freeze(START + 2 * LEASE):
+        for number in range(100):
+            check(HOT, f"user:{number}")
+        count_what_waits()
+
+        assert checks_of_today() == {"hot": (120, 0, 0)}
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_subject_that_becomes_busy_gets_a_share_though_it_has_asked_long_ago() -> None:
+    with freeze(START):
+        check(HOT, SUBJECT)
+    with freeze(START + 10 * LEASE):
+        allowed(9)
+
+        assert check(HOT, SUBJECT).approximate
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_units_that_are_given_back_do_not_make_a_subject_busy() -> None:
+    with freeze(START):
+        allowed(6)
+        refund(HOT, SUBJECT)
+        check(HOT, SUBJECT)
+
+        assert not check(HOT, SUBJECT).approximate
 
 
 @pytest.mark.usefixtures("memory_store")
