@@ -266,6 +266,12 @@ class TestObservers:
         with pytest.raises(ConfigurationError, match="not a sync function"):
             observe(later)
 
+    def test_what_cannot_be_called_cannot_observe(self) -> None:
+        path: Any = "site.count"
+
+        with pytest.raises(ConfigurationError, match=r"'site\.count', which is not a sync function"):
+            observe(path)
+
     @pytest.fixture
     def broken(self) -> Iterator[Callable[[Decision], None]]:
         """A function that observes, and fails."""

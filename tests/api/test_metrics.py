@@ -15,18 +15,21 @@ import pytest
 import redis
 from django.test import RequestFactory
 
-from django_quota import Rule, acheck, check, check_all, reserve
+from django_quota import Rule, acheck, check, check_all, reserve, slot
 from django_quota.adapters import decide
 from django_quota.core import clock
 from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.usage.days import Count, last_tiers, recent_usage
+from django_quota.limiting import flusher as flusher_module
+from django_quota.limiting import metrics
 from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.registry import get_limiter
-from django_quota.operating.activity import running_totals
+from django_quota.operating.activity import activity, running_totals
 from django_quota.signals import refused
 from django_quota.testing import RedisServer, freeze
+from tests.support.calls import calls_of
 from tests.support.commands import PATIENCE, json_of, managing, wait_until
 from tests.support.counts import (
     checks_a_minute,
@@ -35,6 +38,7 @@ from tests.support.counts import (
     count_what_waits,
     days_of,
     refused_today,
+    units_of,
 )
 from tests.support.memory import metrics_that_wait, with_room_for_metrics, with_room_for_uncounted
 from tests.support.outages import no_answer
@@ -110,6 +114,11 @@ class TestWhatIsCounted:
 
         with freeze(self.BEGINS + 86_400 * SECOND):
             assert checks_of_today() == {}
+
+
+@pytest.mark.parametrize("name", ["search", "a rule: odd", "5/m by ip"])
+def test_the_label_of_a_rule_is_its_name(name: str) -> None:
+    assert metrics.RuleLabels().of(name) == name
 
 
 class TestAnOutage:
@@ -319,6 +328,13 @@ class TestHitsThatNoStoreDecides:
     def test_are_counted_in_the_metrics(self) -> None:
         assert checks_of_today() == {"api": (4, 3, 0), "seen": (0, 0, 3)}
 
+    def test_are_settled_for_the_day(self) -> None:
+        reserve(RULE, "user:2", 50).settle(20)
+        reserve(RULE, "user:2", 50).settle(70)
+        reserve(RULE, "user:2", 50).cancel()
+
+        assert (counts("user:2"), units_of("user:2")) == ((2, 0), {"api": 90})
+
     def test_of_a_refused_plan_count_only_who_was_blocked(self) -> None:
         check_all([(RULE, "user:1"), (RULE, "user:2"), (RULE, "user:3")])  # who had room is not counted
 
@@ -339,6 +355,82 @@ def test_a_free_request_of_a_blocked_subject_is_in_no_metrics() -> None:
     decide(request, [Rule.make("free", "2/m", key="ip", cost=lambda request: 0)])
     flusher.flush()
     assert checks_of_today() == {}
+
+
+@pytest.mark.usefixtures("memory_store", "at_one_time")
+def test_a_free_request_of_a_blocked_subject_is_no_refusal_of_the_day() -> None:
+    request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")
+    override("b 0 0 ", "*", "ip:192.0.2.7")
+    decide(request, [Rule.make("free", "2/m", key="ip", cost=lambda request: 0, daily=True)])
+
+    assert counts("ip:192.0.2.7", "free") == (0, 0)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_free_request_of_a_blocked_subject_sends_no_signal() -> None:
+    request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")
+    override("b 0 0 ", "*", "ip:192.0.2.7")
+    refused.connect(heard := Mock())
+
+    decide(request, [Rule.make("free", "2/m", key="ip", cost=lambda request: 0)])
+
+    assert not heard.called
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("beside", "counted"),
+    [
+        pytest.param([], {}, id="alone"),
+        pytest.param([Rule.make("site", "2/m", key="ip")], {"site": (1, 0, 0)}, id="beside another rule"),
+        pytest.param([Rule.make("closed", "0/m", key="ip")], {"closed": (0, 1, 0)}, id="in a refused request"),
+        pytest.param(
+            [Rule.make("trial", "0/m", key="ip", shadow=True)], {"trial": (0, 0, 1)}, id="beside a shadow that refuses"
+        ),
+    ],
+)
+def test_a_rule_that_a_request_costs_nothing_is_in_no_metrics(beside: list[Rule], counted: dict[str, Any]) -> None:
+    free = Rule.make("free", "2/m", key="ip", cost=lambda request: 0)
+    decide(RequestFactory().get("/", REMOTE_ADDR="192.0.2.7"), [free, *beside])
+    flusher.flush()
+    assert checks_of_today() == counted
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_round_without_new_counts_asks_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    check("9/m", SUBJECT)
+    assert count_what_waits()
+    asked = calls_of(monkeypatch)
+
+    assert count_what_waits()
+
+    assert asked == []
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestTheSlotsOfTheOverview:
+    def asked_for(self) -> list[str]:
+        return sorted(use.name for use in activity().slots)
+
+    @pytest.mark.parametrize(("lease", "seconds"), [(30, 600), (3_600, 3_600)], ids=["a short lease", "a long one"])
+    def test_are_shown_for_ten_minutes_or_a_lease_after_they_were_asked_for(self, lease: int, seconds: int) -> None:
+        with freeze(START):
+            slot("export", 3, lease=lease).acquire().release()
+            assert count_what_waits()
+
+        found = []
+        for moment in (START + seconds * SECOND - 1, START + seconds * SECOND):
+            with freeze(moment):
+                found.append(self.asked_for())
+        assert found == [["export"], []]
+
+    def test_are_at_most_as_many_as_a_message_has_room_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(metrics, "MAX_SLOTS", 2)
+        with freeze(START):
+            for name in ("a", "b", "c", "a"):
+                slot(name, 3).acquire().release()
+
+            assert self.asked_for() == ["a", "b"]
 
 
 @pytest.mark.usefixtures("redis_cache", "overridden")
@@ -437,6 +529,14 @@ class TestWhileTheStoreIsAway:
             flusher.flush()
 
         assert [(each["rule"], each["subject"]) for each in json_of("quota_events")] == [("api", "user:1")]
+
+
+@pytest.mark.usefixtures("redis_cache", "overridden")
+def test_a_round_says_that_the_store_did_not_answer_what_is_counted_without_it() -> None:
+    check(RULE, "user:1")
+
+    with no_answer(), pytest.raises(StoreUnavailable):
+        get_limiter().unasked.flush()
 
 
 def _of_a_plan_without_a_limit() -> tuple[str, str]:
@@ -615,6 +715,53 @@ def test_a_process_that_could_start_no_thread_tries_again_at_the_next_count(
     own_flusher.wake()
 
     wait_until(lambda: rounds_of(counting))
+
+
+def test_a_thread_that_died_of_a_broken_log_is_replaced_at_the_next_count(
+    own_flusher: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting, is_over = job(), threading.Event()
+
+    def fail() -> None:
+        own_flusher.wake()  # somebody counts meanwhile
+        raise RuntimeError("no event loop")
+
+    counting.flush.side_effect = fail
+    own_flusher.add(counting)
+    with monkeypatch.context() as patched:
+        patched.setattr(flusher_module.logger, "warning", Mock(side_effect=OSError("the disk is full")))
+        patched.setattr(threading, "excepthook", lambda _: is_over.set())
+        own_flusher.wake()
+        assert is_over.wait(PATIENCE)
+
+    counting.flush.side_effect = None
+    own_flusher.wake()
+
+    wait_until(lambda: rounds_of(counting) == 2)
+
+
+def test_a_failure_is_logged_again_after_a_round_without_one(
+    own_flusher: Background, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = job()
+    own_flusher.add(failing)
+
+    for error in (RuntimeError("first"), None, RuntimeError("second")):
+        failing.flush.side_effect = error
+        own_flusher.flush()
+
+    assert caplog.messages == [f"Cannot count, and will try again: {word}" for word in ("first", "second")]
+
+
+def test_a_job_that_was_removed_is_not_done(own_flusher: Background) -> None:
+    removed, other = job(), job()
+    for each in (removed, other):
+        own_flusher.add(each)
+
+    own_flusher.remove(removed, None)
+
+    assert own_flusher.flush()
+    assert (rounds_of(removed), rounds_of(other)) == (0, 1)
 
 
 def test_it_does_one_round_each_time_it_is_woken(own_flusher: Background) -> None:

@@ -12,7 +12,7 @@ from django_quota.core.flow import IOCall, run_sync
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from django_quota.types import Reservation
-from tests.support.calls import both_ways
+from tests.support.calls import both_ways, calls_of
 from tests.support.counts import count_what_waits, units_of
 from tests.support.outages import no_answer
 from tests.support.overridden import override
@@ -281,6 +281,22 @@ def test_a_rule_with_other_limits_by_now_answers_what_they_have_left(settings: A
         outcomes = Reservation.loads(text).settle(0).outcomes
 
     assert [outcome.remaining for outcome in outcomes] == [900, 5_000]
+
+
+@in_memory
+def test_settling_a_string_asks_no_store_for_an_exempt_subject_of_a_rule_that_counts_no_days_any_more(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = [{"tokens": {"rate": "1000/h", "daily": daily}} for daily in (True, False)]
+    settings.QUOTA = {**settings.QUOTA, "RULES": rules[0]}
+    override("x 0 0 ", "tokens", ORG)
+    text = reserve("tokens", ORG, 100).dumps()
+    settings.QUOTA = {**settings.QUOTA, "RULES": rules[1]}
+    asked = calls_of(monkeypatch)
+
+    assert Reservation.loads(text).settle(40).allowed
+
+    assert asked == []
 
 
 @in_memory
