@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from io import StringIO
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -21,12 +22,22 @@ from hypothesis import strategies as st
 from django_quota import Rule, acheck, check, concurrency, counter, peek, quota, reserve, slot
 from django_quota.adapters import adecide, decide
 from django_quota.core.clock import MAX_GUESSES
-from django_quota.core.errors import StoreBusy, StoreConnectionLost, StoreFull, StoreOutOfMemory
+from django_quota.core.errors import (
+    StoreBusy,
+    StoreCommandDenied,
+    StoreConnectionLost,
+    StoreDataError,
+    StoreFull,
+    StoreOutOfMemory,
+    StoreRefusesWrites,
+)
 from django_quota.engine.codec import RETRY_WITH, Adjust
 from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
+from django_quota.limiting.outages import OutageReportingStore, Outages
+from django_quota.limiting.registry import get_limiter
 from django_quota.signals import store_lost
 from django_quota.testing import RedisServer, clear, freeze, running_redis
-from tests.support.calls import both, get
+from tests.support.calls import both, calls_of, get
 from tests.support.counts import count_what_waits
 from tests.support.inputs import inputs
 from tests.support.memory import another_process_is_alive, know_of_processes
@@ -524,6 +535,95 @@ def test_an_outage_that_only_a_service_meets_is_reported_once(
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
+class TestWhenAnOutageEnds:
+    @pytest.fixture
+    def outages(self, clock: Clock) -> Outages:
+        return Outages(clock)
+
+    def is_over_after(self, outages: Outages, clock: Clock, seconds: float, *, wrote: bool = True) -> bool:
+        clock.now += seconds
+        outages.answered(wrote=wrote)
+        return not outages.is_on
+
+    def test_a_minute_after_a_denied_command_though_another_failure_follows(
+        self, outages: Outages, clock: Clock
+    ) -> None:
+        outages.failed(StoreCommandDenied("no permission"), [])
+        outages.failed(StoreUnavailable("it is gone"), [])
+
+        assert [self.is_over_after(outages, clock, seconds) for seconds in (59.5, 0.5)] == [False, True]
+
+    def test_a_second_after_a_failure_though_a_command_was_denied_in_an_earlier_outage(
+        self, outages: Outages, clock: Clock
+    ) -> None:
+        outages.failed(StoreCommandDenied("no permission"), [])
+        assert self.is_over_after(outages, clock, 60)
+
+        outages.failed(StoreUnavailable("it is gone"), [])
+
+        assert self.is_over_after(outages, clock, 1)
+
+    def test_by_an_answer_to_a_read_though_writes_were_refused_in_an_earlier_outage(
+        self, outages: Outages, clock: Clock
+    ) -> None:
+        outages.failed(StoreRefusesWrites("it is a replica"), [])
+        assert self.is_over_after(outages, clock, 1)
+
+        outages.failed(StoreUnavailable("it is gone"), [])
+
+        assert self.is_over_after(outages, clock, 1, wrote=False)
+
+
+@pytest.mark.parametrize(("seconds", "is_outage"), [(1.0, True), (1.5, False)], ids=["within a second", "later"])
+def test_two_lost_connections_are_an_outage_if_they_are_close(clock: Clock, seconds: float, is_outage: bool) -> None:
+    outages = Outages(clock)
+    outages.failed(StoreConnectionLost("it was cut"), [])
+    clock.now += seconds
+
+    outages.failed(StoreConnectionLost("it was cut"), [])
+
+    assert outages.is_on is is_outage
+
+
+def test_a_process_that_stays_too_busy_says_so_once_a_minute(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    outages, logged = Outages(clock), []
+
+    for seconds in (0, 59.5, 0.5):
+        clock.now += seconds
+        outages.failed(StoreBusy("all connections are in use"), [])
+        logged.append(len(caplog.messages))
+
+    assert logged == [1, 1, 2]
+
+
+class TestAServiceWhoseCallFails:
+    """Such as a counter, whose callers get the error."""
+
+    def fail(self, error: StoreUnavailable, keys: list[str]) -> Outages:
+        outages = Outages()
+        store: Any = Mock(run=Mock(side_effect=error))
+        with pytest.raises(StoreUnavailable):
+            OutageReportingStore(store, outages).run(cast("Any", SimpleNamespace(keys=keys)))
+        return outages
+
+    def test_begins_no_outage_for_want_of_a_command_that_decisions_do_not_need(self) -> None:
+        assert not self.fail(StoreCommandDenied("no permission to run ZADD"), ["a"]).is_on
+
+    def test_names_three_of_its_keys_at_most(self, caplog: pytest.LogCaptureFixture) -> None:
+        log_everything_again()
+
+        self.fail(StoreDataError("a wrong type"), ["a", "b", "c", "d"])
+
+        assert "in the store for 'a' and 'b' and 'c': a wrong type." in caplog.text
+
+    def test_names_each_key_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        log_everything_again()
+
+        self.fail(StoreDataError("a wrong type"), ["a", "a", "b"])
+
+        assert "in the store for 'a' and 'b': a wrong type." in caplog.text
+
+
 # --- how many processes share the limits: learned while Redis answers, used when it does not --------------------------
 
 INTERVAL, TTL = 5, 30 * SECOND
@@ -574,6 +674,39 @@ def test_a_forked_process_is_one_more(share: Any, raw: redis.Redis) -> None:
         assert ended(children) == [0]
     assert raw.zcard(WORKERS) == 2
     assert 0 < raw.pttl(WORKERS) <= 30_000 + 3_600_000  # an hour longer, since the test sets the time
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_process_says_every_five_seconds_that_it_is_alive(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_clock(clock)
+    workers: Any = get_limiter().fallback.workers
+    workers.flush()
+    asked, found = calls_of(monkeypatch), []
+
+    for seconds in (INTERVAL - 0.5, 0.5):
+        clock.now += seconds
+        workers.flush()
+        found.append(len(asked))
+
+    assert found == [0, 1]
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    ("rate", "options", "hits"),
+    [
+        pytest.param("0/m", {}, 0, id="nothing of nothing"),
+        pytest.param("1/m", {}, 1, id="at least one hit"),
+        pytest.param("5/m", {}, 2, id="rounded down"),
+        pytest.param("600/h", {"algorithm": "token_bucket", "burst": 20}, 10, id="half of a burst"),
+        pytest.param("3/300d", {"algorithm": "token_bucket", "burst": 36}, 36, id="all, where half is too slow"),
+    ],
+)
+def test_one_of_two_processes_admits_its_half(rate: str, options: dict[str, Any], hits: int) -> None:
+    know_of_processes(2)
+
+    with freeze(START):
+        assert admitted(Rule.make("half", rate, on_unavailable="local", **options)) == hits
 
 
 RATES = st.builds("{}/{}".format, st.integers(0, 50), st.sampled_from(["s", "m", "h", "5m"]))
