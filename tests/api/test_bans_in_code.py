@@ -458,6 +458,18 @@ class TestWhoAndWhy:
         (event,) = newest_events(get_limiter().store, current().prefix, 9)
         assert event.reason == "spam"
 
+    def test_the_event_has_the_longest_reason_of_the_longest_name(self) -> None:
+        ban("search", SUBJECT, 600, reason="x" * 500, by="y" * 200)
+
+        (event,) = newest_events(get_limiter().store, current().prefix, 9)
+        assert (event.reason, event.user) == ("x" * 500, "y" * 200)
+
+    def test_the_event_has_the_reason_on_one_line(self) -> None:
+        ban("search", SUBJECT, 600, reason=" spam,\n see\tthe ticket ", by="the watchdog")
+
+        (event,) = newest_events(get_limiter().store, current().prefix, 9)
+        assert event.reason == "spam, see the ticket"
+
     @pytest.mark.usefixtures("database")
     def test_the_log_of_the_admin_says_which_user_set_a_ban(self) -> None:
         ann = User.objects.create_user("ann")
@@ -470,8 +482,15 @@ class TestWhoAndWhy:
 
     @pytest.mark.parametrize(
         "given",
-        [{"reason": "x" * 501}, {"reason": None}, {"by": 7}, {"by": AnonymousUser()}, {"by": "a\nb"}],
-        ids=["a long reason", "no string", "a number", "nobody", "a line break"],
+        [
+            pytest.param({"reason": "x" * 501}, id="a long reason"),
+            pytest.param({"reason": None}, id="no string"),
+            pytest.param({"by": 7}, id="a number"),
+            pytest.param({"by": AnonymousUser()}, id="nobody"),
+            pytest.param({"by": User(username="ann")}, id="a user who is not saved"),
+            pytest.param({"by": "a\nb"}, id="a line break"),
+            pytest.param({"by": "x" * 201}, id="a long name"),
+        ],
     )
     def test_a_wrong_argument_is_an_error_that_names_it(self, given: dict[str, Any]) -> None:
         with pytest.raises(RuleError, match=f"^{next(iter(given))}="):

@@ -834,6 +834,7 @@ class TestValuesOfOnce:
         ("name", "value"),
         [
             row("an empty name", "", "e1"),
+            row("a name of spaces", "  ", "e1"),
             row("a number as a name", 7, "e1"),
             row("None as a value", "event", None),
             row("a float as a value", "event", 1.5),

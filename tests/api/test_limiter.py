@@ -157,6 +157,17 @@ def test_a_rate_with_another_name_counts_by_itself() -> None:
 
 
 @pytest.mark.usefixtures("memory_store")
+@both_ways
+def test_a_request_is_free_if_the_cost_function_of_the_rule_says_so(is_async: bool) -> None:
+    free = Rule.make("free", "2/m", key="ip", cost=lambda request: 0)
+    request = RequestFactory().get("/", REMOTE_ADDR="203.0.113.9")
+
+    found = [called(is_async, check, acheck, free, request) for _ in range(3)]
+
+    assert [(each.allowed, each.remaining) for each in found] == [(True, 2)] * 3
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_two_rules_that_share_one_count_are_an_error() -> None:
     """Else a shadow would swallow a rule that blocks."""
     rules = [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")]
@@ -221,6 +232,7 @@ def call(view: Any) -> Any:
 
 
 COSTLY = Rule.make("costly", "9/m", cost=nobody)
+VALUES = Rule.make("values", "9/m", distinct=True)
 
 MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: check("1/m", RequestFactory().get("/"), key=nobody), "identifies nobody"),
@@ -234,6 +246,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: check("search", "user:1", burst=3), "has its own options"),
     (lambda: cast("Any", check)("2/m", "user:1", exempt="10.0.0.0/8"), "exempt= chooses requests"),
     (lambda: check(COSTLY, "user:1"), "The cost of rule 'costly' is a function of the request: pass cost= here"),
+    (lambda: refund(VALUES, "user:1", 0), r"refund\(\) cannot take one back; reset\(\) forgets all"),
     (lambda: cast("Any", check)("2/m", "user:1", settle=len), "settle= needs a response"),
     (lambda: cast("Any", check)("2/m", "user:1", count_when=bool), "count_when= needs a response"),
     (lambda: cast("Any", check)("2/m", "user:1", costs={"export": 5}), r"costs= needs a request.* Use cost= here"),

@@ -679,7 +679,12 @@ def test_if_used_fails_the_estimate_stays_spent(used: Any, caplog: pytest.LogCap
 @streaming
 @pytest.mark.parametrize(
     "no_stream",
-    [pytest.param(HttpResponse(b"all"), id="a response"), pytest.param(b"all", id="bytes"), pytest.param(5, id="5")],
+    [
+        pytest.param(HttpResponse(b"all"), id="a response"),
+        pytest.param(b"all", id="bytes"),
+        pytest.param("all", id="a string"),
+        pytest.param(5, id="5"),
+    ],
 )
 def test_what_is_not_a_stream_is_an_error(no_stream: Any) -> None:
     with pytest.raises(RuleError, match=r"is not a stream. "):
