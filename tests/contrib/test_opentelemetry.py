@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from django.test import RequestFactory
 from opentelemetry.metrics import _internal as metrics_api
 from opentelemetry.metrics import get_meter_provider, set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider
@@ -18,6 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from django_quota import Rule, acheck, check, check_all, peek, refund, slot
+from django_quota.adapters import decide
 from django_quota.contrib.opentelemetry import BUCKETS, instrument, uninstrument
 from django_quota.engine.system_operations import FIELDS
 from django_quota.exceptions import QuotaExceeded
@@ -261,6 +263,22 @@ def test_an_observer_gets_the_duration_in_seconds(monkeypatch: pytest.MonkeyPatc
     unobserve(timed)
 
     assert heard == [2.5]
+
+
+def test_the_duration_leaves_out_the_time_in_which_a_client_sends_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, seconds = list[float](), iter([1, 2, 7])  # it begins, and reads for five seconds
+
+    def timed(_: Any, seconds: float) -> None:
+        heard.append(seconds)
+
+    monkeypatch.setattr(limiter, "perf_counter_ns", lambda: next(seconds) * 1_000_000_000)
+    monkeypatch.setattr(metrics, "perf_counter_ns", lambda: 8_000_000_000)
+    observe(timed, duration=True)
+    request = RequestFactory().post("/", {"phone": "1"})
+    decide(request, [Rule.make("site", "9/m", key="ip"), Rule.make("codes", "9/m", key="post:phone")])
+    unobserve(timed)
+
+    assert heard == [2.0]
 
 
 @pytest.mark.usefixtures("no_provider")
