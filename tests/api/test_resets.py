@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
+from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.urls import path
 
 from django_quota import Rule, areset, ban, check, peek, quota, reset
 from django_quota.exceptions import RuleError
+from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import always
 from tests.support.counts import bans_of
@@ -164,6 +167,23 @@ def test_the_refusals_that_count_towards_a_ban_are_forgotten_without_its_option(
 
         assert [check(guarded, SUBJECT).allowed for _ in range(2)] == [True, False]
         assert bans_of(SUBJECT) == []
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize(
+    ("signal", "hits"), [(near_limit, 8), (refused, 11)], ids=["that the limit is near", "of a refusal"]
+)
+def test_the_event_comes_again_at_once_after_a_reset(signal: Signal, hits: int) -> None:
+    rule, number = Rule.make("ten", "10/h"), []
+    signal.connect(heard := Mock())
+    with freeze(START):
+        for _ in range(2):
+            for _ in range(hits):
+                check(rule, SUBJECT)
+            number.append(heard.call_count)
+            reset(rule, SUBJECT)
+
+    assert number == [1, 2]
 
 
 @pytest.mark.usefixtures("redis_cache")
