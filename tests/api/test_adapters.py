@@ -253,6 +253,13 @@ class TestObservers:
                 lambda: decide(request_by(), [Rule.make("posts", "1/m", methods=["POST"])]),
                 id="a rule of other methods",
             ),
+            pytest.param(
+                lambda: decide(
+                    RequestFactory().post("/", {"phone": "1"}),
+                    [Rule.make("free", None, key="ip"), Rule.make("codes", None, key="post:phone")],
+                ),
+                id="rules without a rate, one by the body",
+            ),
         ],
     )
     def test_they_do_not_hear(self, act: Callable[[], object], heard: list[Decision]) -> None:

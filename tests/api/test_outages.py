@@ -31,9 +31,11 @@ from django_quota.core.errors import (
     StoreOutOfMemory,
     StoreRefusesWrites,
 )
+from django_quota.engine.asks import Ask
 from django_quota.engine.codec import RETRY_WITH, Adjust
 from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.limiting.outages import OutageReportingStore, Outages
+from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import store_lost
 from django_quota.testing import RedisServer, clear, freeze, running_redis
@@ -594,6 +596,27 @@ def test_a_process_that_stays_too_busy_says_so_once_a_minute(clock: Clock, caplo
         logged.append(len(caplog.messages))
 
     assert logged == [1, 1, 2]
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("error", "is_outage"),
+    [(StoreUnavailable, True), (StoreFull, False), (StoreCommandDenied, False), (StoreDataError, False)],
+)
+def test_an_error_that_leaves_a_view_is_an_outage_unless_it_was_reported_where_it_arose(
+    error: type[StoreUnavailable], is_outage: bool
+) -> None:
+    get_limiter().note_failure(error("it has a reason"))
+
+    assert get_limiter().outages.is_on is is_outage
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_nobody_is_told_how_limits_stand_while_the_store_does_not_answer() -> None:
+    asks = [Ask(Rule.make("local", "9/m", on_unavailable="local"), "user:1", 0)]
+
+    with no_answer(), pytest.raises(StoreUnavailable, match="did not say what is left"):
+        get_limiter().look(asks, overrides.table)
 
 
 class TestAServiceWhoseCallFails:
