@@ -410,7 +410,7 @@ def test_a_round_without_new_counts_asks_no_store(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("memory_store")
 class TestTheSlotsOfTheOverview:
     def asked_for(self) -> list[str]:
-        return sorted(use.name for use in activity().slots)
+        return sorted(use.name or "" for use in activity().slots)
 
     @pytest.mark.parametrize(("lease", "seconds"), [(30, 600), (3_600, 3_600)], ids=["a short lease", "a long one"])
     def test_are_shown_for_ten_minutes_or_a_lease_after_they_were_asked_for(self, lease: int, seconds: int) -> None:

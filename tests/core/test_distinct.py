@@ -7,7 +7,8 @@ from django.core.checks import run_checks
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from django_quota import check, quota, refund, reset
+from django_quota import Rule, check, quota, refund, reset
+from django_quota.adapters import decide
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import run
@@ -126,3 +127,11 @@ def test_a_view_counts_the_values_of_its_key() -> None:
 def test_a_key_that_a_view_cannot_ask_is_an_error(key: Any, says: str) -> None:
     with pytest.raises(RuleError, match=says):
         quota("3/d", distinct=key)(lambda request: None)
+
+
+def test_values_of_a_field_that_differ_only_in_case_are_different() -> None:
+    devices = Rule.make("devices", "5/d", key="ip", distinct="get:device")
+
+    left = [decide(RequestFactory().get("/", {"device": value}), [devices]).remaining for value in ("Ab", "ab", "Ab")]
+
+    assert left == [4, 3, 3]
