@@ -12,6 +12,7 @@ from django_quota import Rule, Subject, check, concurrency, limits_of, peek, quo
 from django_quota.features.counters import calls
 from django_quota.features.events import Event
 from django_quota.features.resets import reset_found
+from django_quota.features.subject_contents import HeldStatus
 from django_quota.limiting.flusher import flusher
 from django_quota.operating.inspection import bans_begun, counted_as, possible_tiers, recent_refusals
 from django_quota.testing import freeze
@@ -260,3 +261,16 @@ class TestAnOrganization:
 
         (outcome,) = [each for each in limits_of("org:7").outcomes if each.rule == "burst"]
         assert str(outcome.rate) == "50/s"
+
+
+@pytest.mark.parametrize(
+    ("held", "limit", "is_full"),
+    [
+        pytest.param(2, 3, False, id="one is free"),
+        pytest.param(3, 3, True, id="none is free"),
+        pytest.param(4, 3, True, id="more than the limit"),
+        pytest.param(9, None, False, id="the limit is not known"),
+    ],
+)
+def test_a_slot_is_full_if_the_next_caller_is_refused(held: int, limit: int | None, is_full: bool) -> None:
+    assert HeldStatus("export", (), "key", held, limit).is_full is is_full
