@@ -65,7 +65,7 @@ def played(steps: Any) -> list[Any]:
     return told
 
 
-@inputs(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@inputs(80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=steps)
 def test_two_stores_decide_as_one_does(sites: Any, steps: Any) -> None:
     sites(1)

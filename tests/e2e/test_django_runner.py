@@ -85,7 +85,7 @@ def test_the_runner_can_drop_its_database_after_tests(label: str, postgres: dict
 
 @pytest.mark.parametrize(
     ("label", "debug"),
-    [("OtherTest", False), ("PlainTest", True)],
+    [("OtherTest", False), pytest.param("PlainTest", True, marks=pytest.mark.thorough("processes"))],
     ids=["a test uses the database", "the settings turn DEBUG on"],
 )
 def test_the_runner_starts_without_redis(label: str, debug: bool, tmp_path: Path) -> None:
