@@ -124,7 +124,7 @@ class QuotaCommand(BaseCommand):
 
     def note_subject(self, given: str, subject: str, *, is_used: bool = False) -> None:
         """Print which subject a bare address was taken for, and why no request may have a subject that is not used."""
-        if is_address(given) and given != subject:
+        if is_address(given):
             self.note(f"Note: {given!r} is taken for {subject!r}.")
         if not is_used:
             try:

@@ -1,22 +1,29 @@
 """Commands do their work whether or not anybody can read what they say, and say what is wrong."""
 
+import errno
 import io
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import ProgrammingError
+from django.db import DatabaseError, ProgrammingError, connection
 
 from django_quota import check
+from django_quota.exceptions import StoreUnavailable
+from django_quota.management import console
 from django_quota.management.commands.quota_status import Command as Status
-from django_quota.models import DailyCounter
+from django_quota.management.console import QuotaCommand, bar, progress, stopping
+from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.testing import RedisServer
-from tests.support.commands import Manage, managing
+from tests.support.commands import Manage, managing, said
 from tests.support.stores import caches
 
 COMMANDS = [
@@ -71,8 +78,27 @@ def test_an_encoding_that_lacks_characters_shows_others(monkeypatch: pytest.Monk
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
     call_command(Status(), "user:é☃", all=True)
-    said = written.getvalue().decode("latin-1")
-    assert "user:é\\u2603" in said
+    assert "user:é\\u2603" in written.getvalue().decode("latin-1")
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    ("errors", "drawn"),
+    [
+        pytest.param("strict", "##########----------", id="by default"),
+        pytest.param("replace", "????????????????????", id="as PYTHONIOENCODING has it"),
+    ],
+)
+def test_an_encoding_that_lacks_blocks_draws_a_bar_without_them(
+    errors: str, drawn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check("10/m", "global", 5)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", errors=errors))
+
+    call_command(Status(), "global", all=True)
+
+    assert f"{drawn} 5 of 10 used" in written.getvalue().decode("ascii")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +109,8 @@ def test_an_encoding_that_lacks_characters_shows_others(monkeypatch: pytest.Monk
         ("permission denied for table django_quota_dailycounter", "Grant the user of the database SELECT"),
         ("(1142, \"SELECT command denied to user 'a' for table 'django_quota_dailycounter'\")", "Grant the user"),
         ("server closed the connection", ""),
+        ("no such column: django_quota_dailycounter.tier", ""),
+        ("no such table: auth_user", ""),
     ],
 )
 def test_the_advice_fits_what_the_database_says(error: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,3 +170,154 @@ def test_an_unknown_database_is_named_with_what_to_use() -> None:
 def test_events_are_asked_for_by_a_number_from_1(last: str) -> None:
     with pytest.raises(CommandError, match=f"--last {last}: use 1 or more, for example 20"):
         call_command("quota_events", f"--last={last}")
+
+
+def test_an_error_of_a_command_keeps_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Status, "handle", Mock(side_effect=CommandError("It is half done.", returncode=3)))
+
+    with pytest.raises(CommandError) as raised:
+        call_command(Status(), "user:1")
+
+    assert raised.value.returncode == 3
+
+
+class TestOutputThatCannotBeWritten:
+    def run(self, error: BaseException, folder: Path) -> tuple[BaseException, str]:
+        """Run a command that raises an error; return what it ends with, and what it has written to stderr."""
+        # Not in a fixture: pytest sets the streams of the process again before the test.
+        with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as errors:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "stdout", out)
+                patch.setattr(sys, "stderr", errors)
+                patch.setattr(Status, "handle", Mock(side_effect=error))
+                with pytest.raises((SystemExit, FileNotFoundError)) as ended:
+                    Status().run_from_argv(["manage.py", "quota_status", "user:1"])
+            return ended.value, (folder / "stderr").read_text()
+
+    @pytest.mark.parametrize(
+        ("error", "status", "says"),
+        [
+            pytest.param(BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, "", id="nobody reads it"),
+            pytest.param(
+                OSError(errno.ENOSPC, "No space left on device"),
+                1,
+                "The output could not be written: No space left on device.\n",
+                id="a full disk",
+            ),
+            pytest.param(KeyboardInterrupt(), 130, "", id="a second signal"),
+        ],
+    )
+    def test_it_ends_the_command_with_a_status(
+        self, error: BaseException, status: int, says: str, tmp_path: Path
+    ) -> None:
+        ended, said = self.run(error, tmp_path)
+
+        assert (getattr(ended, "code", ended), said) == (status, says)
+
+    def test_an_error_of_another_file_is_not_one_of_the_output(self, tmp_path: Path) -> None:
+        error = FileNotFoundError(errno.ENOENT, "No such file or directory", "a.log")
+
+        ended, _ = self.run(error, tmp_path)
+
+        assert ended is error
+
+
+class TestRepeat:
+    """A command with `--every`."""
+
+    @pytest.mark.parametrize(
+        "error", [StoreUnavailable("gone."), DatabaseError("The quota store is unavailable: gone")], ids=type
+    )
+    def test_a_note_says_that_it_tries_again(self, error: Exception) -> None:
+        def once(stop: threading.Event) -> None:
+            rounds.append(stop)
+            if len(rounds) == 1:
+                raise error
+            stop.set()
+
+        rounds: list[threading.Event] = []
+        notes = io.StringIO()
+
+        QuotaCommand(stderr=notes).repeat(0.001, once)
+
+        assert notes.getvalue() == "The quota store is unavailable: gone. Trying again in 0.001 s.\n"
+        assert len(rounds) == 2
+
+    def test_a_round_does_not_use_a_connection_that_is_too_old(self, database: Any) -> None:
+        def once(stop: threading.Event) -> None:
+            is_open.append(connection.connection is not None)
+            connection.ensure_connection()
+            connection.close_at = 0.0
+            if len(is_open) == 2:
+                stop.set()
+
+        connection.ensure_connection()
+        is_open: list[bool] = []
+
+        QuotaCommand().repeat(0.001, once)
+
+        assert is_open == [True, False]
+
+
+class TestSignals:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+    def test_the_first_asks_a_command_to_stop(self, number: signal.Signals) -> None:
+        with stopping() as stop:
+            signal.raise_signal(number)
+
+            assert stop.wait(60)
+
+    def test_the_second_ends_it(self) -> None:
+        with stopping():
+            signal.raise_signal(signal.SIGTERM)
+
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+
+    def test_afterwards_they_do_what_they_did_before(self) -> None:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.getsignal(number) for number in numbers]
+
+        with stopping():
+            pass
+
+        assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_bar_of_progress_is_not_drawn_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([8.0, 8.0, 8.1, 8.3, 8.3, 8.4])
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+
+    with progress(terminal, "Sweeping", None) as advance:
+        for _ in range(3):
+            advance(1)
+
+    assert terminal.getvalue() == "\rSweeping 1\rSweeping 3\rSweeping 3\n"
+
+
+@pytest.mark.parametrize(("share", "filled"), [(0.0, 0), (0.5, 10), (1.0, 20), (1.5, 20)])
+def test_a_bar_is_never_wider_than_a_full_one(share: float, filled: int) -> None:
+    assert bar(share) == "█" * filled + "░" * (20 - filled)
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+class TestWithoutATableOfUsers:
+    @pytest.fixture(autouse=True)
+    def no_table(self, database: Any) -> Iterator[None]:
+        def execute(act: Any, sql: str, *arguments: Any) -> Any:
+            if "auth_user" in sql:
+                raise ProgrammingError("no such table: auth_user")
+            return act(sql, *arguments)
+
+        with connection.execute_wrapper(execute):
+            yield
+
+    def test_a_name_gets_a_hint(self) -> None:
+        assert 'Note: No request has the subject "ann". Use, for example, user:<key>' in said("quota_reset", "ann")
+
+    def test_an_author_is_kept_by_name(self) -> None:
+        said("quota_override", "set", "ip:192.0.2.1", "blocked", "--by", "ann")
+
+        assert QuotaOverride.objects.get().created_by == "ann"

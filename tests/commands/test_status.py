@@ -820,8 +820,9 @@ class TestReset:
     def test_a_misspelled_rule_gets_a_hint(self) -> None:
         assert 'Did you mean "search"?' in run("quota_reset", SUBJECT, "--rule", "serch")
 
-    def test_it_says_that_nothing_was_counted(self) -> None:
-        assert run("quota_reset", SUBJECT) == f"Nothing was counted for {SUBJECT}.\n"
+    @pytest.mark.parametrize("words", [(), ("--rule", "search")], ids=["all rules", "a rule"])
+    def test_it_says_that_nothing_was_counted(self, words: tuple[str, ...]) -> None:
+        assert run("quota_reset", SUBJECT, *words) == f"Nothing was counted for {SUBJECT}.\n"
 
     def test_a_quiet_reset_says_nothing(self) -> None:
         assert run("quota_reset", SUBJECT, "--verbosity", "0") == ""
