@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from ipaddress import ip_network
 from pathlib import Path
 from typing import IO, Any, cast
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -24,9 +25,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import ban, check
+from django_quota.core.errors import StorePermissionDenied
 from django_quota.core.keys import escape, field
+from django_quota.exceptions import StoreUnavailable
 from django_quota.features import events as module
-from django_quota.features.events import BEGINNING, EVENTS_A_PAGE, LEFT_AFTER, Event, EventGroup
+from django_quota.features.events import BEGINNING, EVENTS_A_PAGE, LEFT_AFTER, Event, EventGroup, EventStream
 from django_quota.limiting.flusher import flusher
 from django_quota.management.commands import quota_events
 from django_quota.models import QuotaOverride
@@ -81,6 +84,30 @@ def read(*words: str, group: str = "g", out: Any = None) -> tuple[list[Any], str
         patch.setattr(quota_events, "stopping", lambda: nullcontext(_Drained()))
         call_command("quota_events", "--follow", "--json", "--group", group, *words, stdout=out, stderr=said)
     return [json.loads(line) for line in out.getvalue().splitlines()], said.getvalue()
+
+
+class Pauses(threading.Event):
+    """Notes how many seconds a command waits, and ends it at the last of these pauses."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.seconds = number, list[float | None]()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        if len(self.seconds) == self.number:
+            self.set()
+        return self.is_set()
+
+
+def follow_for(pauses: int, *words: str) -> tuple[list[str], str, list[float | None]]:
+    """Follow the log until so many pauses; return the subjects that are printed, the notes, and the pauses."""
+    stop, out, said = Pauses(pauses), io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quota_events, "stopping", lambda: nullcontext(stop))
+        call_command("quota_events", "--follow", "--json", *words, stdout=out, stderr=said)
+    printed = [json.loads(line)["subject"] for line in out.getvalue().splitlines()]
+    return printed, said.getvalue(), stop.seconds
 
 
 def subjects(*words: str, **options: Any) -> list[str]:
@@ -737,6 +764,126 @@ def test_it_waits_for_a_redis_that_comes_back(
     wait_until(lambda: "answers again" in said.read_text())
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0
+
+
+class TestFollowingWithoutAnAnswer:
+    @pytest.fixture
+    def answers(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        """Let the log answer a follower so: with errors for these reasons, and in between with what it has."""
+
+        def answers(*reasons: str) -> None:
+            given = iter(reasons)
+
+            def answer(name: str) -> Callable[..., Any]:
+                method = getattr(EventStream, name)
+
+                def asked(*arguments: Any) -> Any:
+                    reason = next(given, "")
+                    if reason:
+                        raise StoreUnavailable(reason)
+                    return method(*arguments)
+
+                return asked
+
+            for name in ("last_id", "after"):
+                monkeypatch.setattr(EventStream, name, answer(name))
+
+        return answers
+
+    def test_the_pauses_grow_up_to_five_seconds(self, answers: Callable[..., None]) -> None:
+        answers(*["It is gone."] * 6)
+
+        assert follow_for(6)[2] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+    def test_each_reason_is_printed_once(self, answers: Callable[..., None]) -> None:
+        answers("It is gone.", "It is gone.", "It is late.")
+
+        assert follow_for(3)[1].splitlines() == [
+            f"The quota store is unavailable: {reason} Trying again until it answers."
+            for reason in ("It is gone.", "It is late.")
+        ]
+
+    def test_a_note_says_that_it_answers_again(self, answers: Callable[..., None], raw: redis.Redis) -> None:
+        tell(raw, "ip:1")
+        answers("It is gone.", "")
+
+        printed, notes, _ = follow_for(2)
+
+        assert notes.splitlines()[1:] == ["The quota store answers again."]
+        assert printed == ["ip:1"]
+
+    def test_the_next_outage_begins_with_the_shortest_pause(
+        self, answers: Callable[..., None], raw: redis.Redis
+    ) -> None:
+        tell(raw, "ip:1")
+        answers(*["It is gone."] * 3, "", "It is gone.")
+
+        assert follow_for(4)[2] == [0.5, 1.0, 2.0, 0.5]
+
+    def test_a_missing_permission_ends_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(EventStream, "last_id", Mock(side_effect=StorePermissionDenied("No rights.")))
+
+        with pytest.raises(CommandError, match="No rights"):
+            follow_for(1)
+
+
+def test_an_event_that_comes_while_the_first_are_read_is_printed_once(
+    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_id = EventStream.last_id
+
+    def overtaken(log: EventStream) -> str:
+        found = last_id(log)
+        tell(raw, "ip:2")
+        return found
+
+    tell(raw, "ip:1")
+    monkeypatch.setattr(EventStream, "last_id", overtaken)
+
+    assert follow_for(2)[0] == ["ip:1", "ip:2"]
+
+
+@pytest.mark.parametrize(("last", "printed"), [("0", []), ("1", ["ip:2"])])
+def test_following_begins_with_the_last_events(last: str, printed: list[str], raw: redis.Redis) -> None:
+    tell(raw, "ip:1")
+    tell(raw, "ip:2")
+
+    assert follow_for(2, "--last", last)[0] == printed
+
+
+def test_following_with_fewer_than_no_last_events_is_an_error() -> None:
+    with pytest.raises(CommandError, match="--last -1: use 0 or more, for example 20"):
+        follow_for(1, "--last=-1")
+
+
+def test_a_share_is_printed_without_an_error_of_rounding(raw: redis.Redis) -> None:
+    tell(raw, "ip:1", START, kind="near", remaining=7, share=290)
+
+    assert shown()[0].endswith("  29% used, 7 of 10 left")
+
+
+@pytest.mark.parametrize("fields", [{"subject": ""}, {"subject": "ip:1", "rule": ""}], ids=["subject", "rule"])
+def test_a_name_too_long_to_keep_is_named_so(fields: dict[str, str], raw: redis.Redis) -> None:
+    tell(raw, at=START, **fields)
+
+    assert "(very long name)" in shown()[0]
+
+
+@pytest.mark.parametrize(
+    ("since", "printed"), [("04:40:00.3", 1), ("04:40:00.4", 0)], ids=["at its moment", "a moment later"]
+)
+def test_since_is_exact_to_parts_of_a_second(since: str, printed: int, raw: redis.Redis) -> None:
+    tell(raw, "ip:1", START + 300_000)
+
+    assert len(shown("--since", f"2025-11-21T{since}Z")) == printed
+
+
+@pytest.mark.parametrize(("hour", "printed"), [("13", 1), ("14", 0)], ids=["at its moment", "an hour later"])
+def test_since_is_in_the_time_zone_of_the_site(hour: str, printed: int, raw: redis.Redis) -> None:
+    tell(raw, "ip:1", START)
+
+    with override_settings(TIME_ZONE="Asia/Tokyo"):
+        assert len(shown("--since", f"2025-11-21T{hour}:40")) == printed
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -598,3 +598,50 @@ class TestDryRun:
         assert [would[name] for name in ("allowed", "refused", "units")] == [
             done[name] for name in ("allowed", "refused", "units")
         ]
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+class TestReport:
+    """What a roll-up says of two users, each of whom made three checks and was refused once."""
+
+    @pytest.fixture(autouse=True)
+    def counted(self, redis_cache: None, database: Any) -> None:
+        for user in ("user:1", "user:2"):
+            for _ in range(3):
+                check("2/h", user, name="search")
+
+    @pytest.fixture
+    def stopped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A signal has come before the first batch."""
+        stop = threading.Event()
+        stop.set()
+        monkeypatch.setattr("django_quota.management.console.stopping", lambda: nullcontext(stop))
+
+    def test_its_line_has_each_number(self) -> None:
+        assert said("quota_rollup") == (
+            "Moved 2 days of subjects: 4 allowed and 2 refused checks, 4 units, to 2 rows.\n"
+        )
+
+    @pytest.mark.usefixtures("stopped")
+    def test_its_line_says_that_it_was_stopped(self) -> None:
+        assert said("quota_rollup", "--batch", "1") == (
+            "Stopped before the end. Moved 1 day of subjects: 2 allowed and 1 refused checks, 2 units, to 1 row.\n"
+        )
+
+    @pytest.mark.usefixtures("stopped")
+    def test_json_says_that_it_was_stopped(self) -> None:
+        assert said("quota_rollup", "--batch", "1", "--json")["stopped"] is True
+
+    @pytest.mark.usefixtures("stopped")
+    def test_a_stopped_one_leaves_the_rest_for_the_next(self) -> None:
+        said("quota_rollup", "--batch", "1")
+
+        assert len(rows()) == 1
+
+    def test_on_a_terminal_it_counts_the_days_that_are_moved(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        terminal = StringIO()
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+
+        call_command("quota_rollup", stdout=StringIO(), stderr=terminal)
+
+        assert terminal.getvalue().endswith("\rRolling up 2\n")

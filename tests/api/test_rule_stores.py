@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -39,10 +39,13 @@ from django_quota.engine.asks import Take
 from django_quota.engine.state_copies import ReadStates
 from django_quota.features.resets import reset_found
 from django_quota.features.usage.days import recent_usage
+from django_quota.features.usage.rollup import RollupResult, roll_up
 from django_quota.limiting.registry import counting_stores, get_limiter
+from django_quota.management.commands import quota_rollup
 from django_quota.models import DailyCounter
 from django_quota.operating.inspection import load_snapshot
 from django_quota.signals import near_limit
+from django_quota.stores.base import Store
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.testing import RedisServer, freeze
 from django_quota.types import Reservation
@@ -447,6 +450,49 @@ def both_in_use(database: Any, redis_server: RedisServer, raw: Any, settings: An
 def test_a_roll_up_moves_the_days_of_both_stores() -> None:
     call_command("quota_rollup", stdout=StringIO(), stderr=StringIO())
     assert set(DailyCounter.objects.values_list("rule", "units")) == {("month", 2), ("burst", 1)}
+
+
+@pytest.mark.usefixtures("both_in_use")
+def test_a_roll_up_finds_the_days_of_both_stores_beside_another_site(settings: Any) -> None:
+    """The prefix of a cache is part of the keys in Redis alone."""
+    settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": "live"}}
+    check("month", "user:1")
+    check("burst", "user:1")
+
+    call_command("quota_rollup", stdout=StringIO(), stderr=StringIO())
+
+    assert set(DailyCounter.objects.values_list("rule", "units")) == {("month", 3), ("burst", 1)}
+
+
+@pytest.mark.usefixtures("both_in_use")
+@pytest.mark.parametrize(
+    ("is_database", "moved"), [(True, ("burst", 1)), (False, ("month", 2))], ids=["the database", "Redis"]
+)
+class TestRollUpWhileOneStoreDoesNotAnswer:
+    def run(self, monkeypatch: pytest.MonkeyPatch, *, is_database: bool) -> str:
+        """Roll up while one of the stores does not answer; return what is printed."""
+        broken = get_limiter().stores.counting_in(database=is_database).store
+
+        def moved(store: Store, *given: Any) -> Iterator[RollupResult]:
+            if store is broken:
+                raise StoreUnavailable("it was broken by the test")
+            yield from roll_up(store, *given)
+
+        monkeypatch.setattr(quota_rollup, "roll_up", moved)
+        printed = StringIO()
+        with pytest.raises(CommandError, match="it was broken by the test"):
+            call_command("quota_rollup", stdout=printed, stderr=StringIO())
+        return printed.getvalue()
+
+    def test_it_moves_the_days_of_the_other(
+        self, is_database: bool, moved: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.run(monkeypatch, is_database=is_database)
+
+        assert list(DailyCounter.objects.values_list("rule", "units")) == [moved]
+
+    def test_it_says_what_it_has_moved(self, is_database: bool, moved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.run(monkeypatch, is_database=is_database).startswith("Moved 1 day of subjects")
 
 
 @pytest.mark.usefixtures("both_in_use")

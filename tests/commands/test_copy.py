@@ -411,6 +411,23 @@ def test_it_names_what_it_has_left_out(use: Callable[[str], None], raw: redis.Re
     assert copy(way=("redis", "database")) == f"Copied 0 keys from redis to database.\n{says}"
 
 
+def test_it_names_three_of_many_that_it_has_left_out(use: Callable[[str], None], raw: redis.Redis) -> None:
+    for number in range(4):
+        raw.set(f"quota:1:{{user:{number}}}:c:credits", "many")
+
+    said = copy(way=("redis", "database"))
+
+    assert "Left out 4 keys with data of another program or version" in said
+    assert said.count("quota:1:{user:") == 3
+
+
+def test_it_counts_what_the_site_keeps_of_its_own_in_one_line(use: Callable[[str], None], raw: redis.Redis) -> None:
+    for kind in ("slots", "refused"):
+        raw.zadd(f"quota:1:{{!}}:{kind}", {"a": LATER})
+
+    assert copy(way=("redis", "database")) == "Copied 2 keys from redis to database.\n  2 other counts\n"
+
+
 def test_a_dry_run_says_what_it_would_do(use: Callable[[str], None]) -> None:
     use("redis")
     CREDITS.set("user:2", 5)
