@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -384,6 +385,29 @@ class TestTheCommand:
         assert "Examined 3 keys, 2 of them sorted sets, in " in printed
         assert f"{removed} 1,505 expired entries." in printed
         assert f"{gave} a TTL to 2 keys that had none." in printed
+
+    def test_without_anything_to_do_it_says_no_more(self, raw: redis.Redis) -> None:
+        printed = said("quota_sweep", "--budget-ms", "1000")
+
+        assert re.fullmatch(
+            r"Examined 0 keys, 0 of them sorted sets, in [0-9.]+ s\.\nRemoved 0 expired entries\.\n", printed
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "end"),
+        [
+            pytest.param(["--dry-run"], "\nStopped before the end.\n", id="a dry run"),
+            pytest.param([], "\nStopped before the end. The next sweep continues from there.\n", id="a sweep"),
+        ],
+    )
+    def test_it_says_that_it_was_stopped(
+        self, options: list[str], end: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stop = threading.Event()
+        stop.set()
+        monkeypatch.setattr("django_quota.management.console.stopping", lambda: nullcontext(stop))
+
+        assert run(*options).endswith(end)
 
     def test_json_has_each_number(self, run: Callable[..., Any]) -> None:
         report = run("--json")

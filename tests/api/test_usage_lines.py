@@ -3,7 +3,7 @@
 import asyncio
 import csv
 import inspect
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from io import StringIO
 from typing import Any
 from unittest.mock import Mock
@@ -263,6 +263,53 @@ def test_the_command_prints_csv_with_a_header() -> None:
 def test_the_command_refuses_what_is_not_a_month(month: str) -> None:
     with pytest.raises(CommandError, match=f"--month {month}: use a year and a month, for example 2026-10."):
         printed("--month", month)
+
+
+@pytest.mark.usefixtures("october")
+def test_a_rule_that_is_named_twice_is_printed_once() -> None:
+    words = ("--month", "2026-10", "--rule", "mail")
+
+    assert printed(*words, "--rule", "mail") == printed(*words)
+
+
+@pytest.mark.parametrize("month", ["2026-01", "2026-02", "2026-12"])
+def test_the_command_prints_a_month_from_its_first_day_to_its_last(month: str) -> None:
+    first = date.fromisoformat(f"{month}-01")
+    last = (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
+    for units, day in enumerate((first - timedelta(days=1), first, last, last + timedelta(days=1))):
+        DailyCounter.objects.create(subject="org:1", rule="api", day=day, allowed=1, units=10**units)
+
+    with freeze(noon("2027-03-01")):
+        assert printed("--month", month) == "org:1  api: 110 units, 2 allowed, 0 refused\n"
+
+
+def test_a_misspelled_rule_of_the_command_gets_a_hint(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "5/d"}}
+    notes = StringIO()
+
+    call_command("quota_usage", "--month", "2026-10", "--rule", "serch", stdout=StringIO(), stderr=notes)
+
+    assert 'Did you mean "search"?' in notes.getvalue()
+
+
+@pytest.mark.usefixtures("october")
+def test_the_command_draws_how_many_lines_are_printed_beside_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+
+    call_command("quota_usage", "--month", "2026-10", "--verbosity", "0", stdout=StringIO(), stderr=terminal)
+
+    assert terminal.getvalue().endswith(f"\rPrinting {'█' * 20} 3 of 3\n")
+
+
+@pytest.mark.usefixtures("october")
+def test_the_command_draws_no_bar_between_lines_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+
+    call_command("quota_usage", "--month", "2026-10", "--verbosity", "0", stdout=terminal, stderr=terminal)
+
+    assert "Printing" not in terminal.getvalue()
 
 
 class TestPeriodsOfCustomers:

@@ -4,6 +4,7 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import CommandError
-from django.db import connection, connections, transaction
+from django.db import IntegrityError, OperationalError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_quota import check
@@ -251,6 +252,14 @@ class TestAddressWithoutItsKind:
             ("import", "-", "--label", "bots", "--as", "never"), "'never' is neither a rate", id="an unknown mode"
         ),
         pytest.param(("import", "-", "--label", ""), "--label is empty. Use a name of the list", id="no label"),
+        pytest.param(
+            ("import", "-", "--label", "b" * 101), "label: Ensure this value has at most 100", id="a long label"
+        ),
+        pytest.param(
+            ("import", "-", "--label", "bots", "--as", "9/month", "--rule", "search"),
+            "rate: '9/month' is not a rate: ",
+            id="a list at a rate that the algorithm does not know",
+        ),
         pytest.param(("import", "binary", "--label", "bots"), "is not UTF-8 text", id="a binary file"),
         pytest.param(
             ("import", "-", "--label", "bots", "--rule", "serch"), 'Did you mean "search"', id="a misspelled rule"
@@ -308,6 +317,18 @@ class TestList:
     def test_a_line_says_whom_it_concerns_until_when(self) -> None:
         assert f"{SUBJECT}, all rules: 5/m, until " in said("list")
 
+    def test_a_line_has_all_that_is_known(self) -> None:
+        begins, ends = datetime(2126, 1, 1, tzinfo=UTC), datetime(2126, 1, 31, 12, tzinfo=UTC)
+        fields = {"subject": "user:7", "rule": "search", "mode": "exempt", "reason": "paid", "created_by": "root"}
+        QuotaOverride.objects.create(**fields, label="shops", starts=begins, expires=ends)
+
+        assert said("list", "--subject", "user:7") == (
+            "user:7, search: exempt, from 2126-01-01 00:00:00Z until 2126-01-31 12:00:00Z [shops] (paid, by root)\n"
+        )
+
+    def test_a_quiet_list_is_printed(self) -> None:
+        assert said("--verbosity", "0", "list").count("\n") == 2
+
     @pytest.mark.parametrize(
         ("typed", "subject"),
         [
@@ -345,6 +366,28 @@ class TestClear:
 
     def test_it_says_that_there_was_nothing_to_clear(self) -> None:
         assert f"no override for {SUBJECT}" in said("clear", SUBJECT)
+
+    @pytest.mark.parametrize(
+        ("words", "whose"),
+        [
+            pytest.param((SUBJECT, "--rule", "*"), f" for {SUBJECT} of the rule *", id="all rules"),
+            pytest.param(
+                ("--rule", "search", "--label", "bots"), " of the rule search with the label bots", id="no subject"
+            ),
+            pytest.param(
+                ("198.51.100.7", "--rule", "search", "--label", "bots"),
+                " for ip:198.51.100.7 of the rule search with the label bots",
+                id="all options",
+            ),
+        ],
+    )
+    def test_it_says_what_there_was_not(self, words: tuple[str, ...], whose: str) -> None:
+        assert said("clear", *words) == f"There was no override{whose}.\n"
+
+    def test_a_quiet_one_prints_nothing(self) -> None:
+        said("--verbosity", "0", "set", SUBJECT, "blocked")
+
+        assert said("--verbosity", "0", "clear", SUBJECT) == ""
 
     def test_it_says_that_nothing_has_the_rule(self) -> None:
         set_override("*", SUBJECT, {"mode": "blocked"})
@@ -439,6 +482,50 @@ class TestImport:
         assert rows()[SUBJECT, "*"] == "exempt"
         assert said("list", "--label", "bots").count("blocked") == 2
 
+    def test_of_many_that_somebody_else_has_three_are_named(self, imported: Import) -> None:
+        for number in range(1, 6):
+            said("set", f"192.0.2.{number}", "exempt")
+
+        printed = imported("\n".join(f"192.0.2.{number}" for number in range(1, 6)))
+
+        assert "5 have an override without this label, which stays: ip:192.0.2.1, ip:192.0.2.2, ip:192.0.2.3" in printed
+        assert "ip:192.0.2.4" not in printed
+
+    def test_a_byte_order_mark_is_not_part_of_an_address(self, imported: Import) -> None:
+        imported("\ufeff192.0.2.1")
+
+        assert rows() == {("ip:192.0.2.1", "*"): "blocked"}
+
+    def test_rows_are_saved_in_the_order_of_their_subjects(self, imported: Import) -> None:
+        """Whoever locks them does it in one order."""
+        imported("\n".join(f"192.0.2.{number}" for number in range(50, 0, -1)))
+
+        saved = list(QuotaOverride.objects.order_by("pk").values_list("subject", flat=True))
+        assert saved == sorted(saved)
+
+    @pytest.mark.parametrize("error", [IntegrityError, OperationalError], ids=lambda error: error.__name__)
+    @pytest.mark.parametrize(
+        ("failures", "saved"),
+        [
+            pytest.param(override_lists.TRIES - 1, 1, id="the last try"),
+            pytest.param(override_lists.TRIES, 0, id="no try"),
+        ],
+    )
+    def test_what_meets_another_process_is_tried_again(
+        self, failures: int, saved: int, error: type[Exception], imported: Import
+    ) -> None:
+        def execute(act: Any, sql: str, *given: Any) -> Any:
+            if sql.startswith("INSERT") and "quotaoverride" in sql and next(left, None) is not None:
+                raise error("a deadlock was found")
+            return act(sql, *given)
+
+        left = iter(range(failures))
+
+        with connection.execute_wrapper(execute), nullcontext() if saved else pytest.raises(CommandError, match="lock"):
+            imported("192.0.2.1")
+
+        assert len(rows()) == saved
+
     def test_the_list_may_come_from_stdin(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", typed_in(LIST))
 
@@ -482,6 +569,14 @@ class TestSecondImport:
     def test_what_a_list_says_is_changed_for_all_of_it(self, what: str, imported: Import) -> None:
         assert "changed 3" in imported("192.0.2.2\n192.0.2.3\n192.0.2.4", "--as", what)
         assert {mode for (subject, _), mode in rows().items() if subject != "ip:192.0.2.1"} == {what}
+
+    def test_a_row_that_is_changed_has_the_time_of_its_change(self, imported: Import) -> None:
+        long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+        QuotaOverride.objects.update(updated=long_ago)
+
+        imported("192.0.2.2\n192.0.2.3\n192.0.2.4", "--as", "exempt")
+
+        assert not QuotaOverride.objects.filter(label="bots", updated=long_ago).exists()
 
     def test_another_rule_replaces_the_rows_of_the_last(self, imported: Import) -> None:
         assert "Added 1, changed 0 and deleted 3" in imported("192.0.2.2", "--rule", "search")

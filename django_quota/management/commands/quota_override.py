@@ -137,7 +137,7 @@ class Command(QuotaCommand):
             raise CommandError("Say what to clear: a subject, for example user:42, or --label NAME.")
         rows = _chosen(options)
         cleared = list(rows)
-        if not cleared and options["rule"] not in (None, ALL_RULES):
+        if not cleared and options["rule"] is not None:
             self.note_rules([options["rule"]])
         if not options["dry_run"]:
             author = author_of(options)
