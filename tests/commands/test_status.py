@@ -36,6 +36,7 @@ from django_quota.management.commands import quota_bans
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
 from tests.support.commands import said
+from tests.support.events import event_fields
 from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
@@ -316,6 +317,29 @@ class TestWhatElseIsKnown:
 
         assert today["banning"] == {"allowed": 1, "refused": 1, "units": 1}
 
+    def test_the_counts_of_days_come_in_their_order(self) -> None:
+        with freeze(START - 24 * 3_600 * SECOND):
+            check("search", USER, 3)
+
+        days = re.findall("  (2025-11-2[01])  (.*)", run("quota_status", USER))
+
+        assert [day for day, _ in days] == ["2025-11-20", "2025-11-21"]
+        assert days[0][1] == "search 1 allowed (3 units) 0 refused"
+
+    @pytest.mark.parametrize("line", ["  not read  free: it is unlimited\n", "  others    viewed counts by ip.\n"])
+    @pytest.mark.parametrize("words", [(), ("--all",)], ids=["by default", "--all"])
+    def test_only_with_all_it_says_what_has_no_limits(self, words: tuple[str, ...], line: str) -> None:
+        assert (line in run("quota_status", USER, *words)) is bool(words)
+
+    def test_with_all_a_rule_that_has_counted_is_named_once(self) -> None:
+        assert "not read  transfer" not in run("quota_status", USER, "--all")
+
+    def test_what_an_unknown_rule_has_counted_is_use(self) -> None:
+        with freeze(START):
+            check("1/h", "user:7", name="transfer")
+
+        assert "Nothing is used." not in run("quota_status", "user:7")
+
     def test_a_ban_that_has_ended_is_left_out(self) -> None:
         with freeze(START + 3_600 * SECOND):
             assert said("quota_status", USER, "--json")["bans"] == {}
@@ -351,6 +375,13 @@ class TestOverrides:
             "  override  search for ip:*: shadow",
             "  override  search for *: shadow",
         ]
+
+    def test_one_is_printed_with_its_first_moment_above_its_last(self) -> None:
+        begins, ends = datetime(2126, 1, 1, tzinfo=UTC), datetime(2126, 1, 31, 12, tzinfo=UTC)
+        QuotaOverride.objects.create(subject=USER, mode="blocked", starts=begins, expires=ends)
+
+        line = "  override  *: blocked from 2126-01-01 00:00:00Z until 2126-01-31 12:00:00Z\n"
+        assert line in run("quota_status", USER)
 
     def test_an_override_of_all_rules_is_printed_once(self) -> None:
         saved("blocked", ALL_RULES)
@@ -961,6 +992,21 @@ class TestWhatMatters:
 
         assert "  Banned from banning for another 10 minutes (spam)" in shown
 
+    def test_it_says_that_a_limit_admits_nothing(self, settings: Any) -> None:
+        settings.QUOTA["RULES"]["never"] = "0/m"
+
+        shown = run("quota_status", USER, "--rule", "never")
+
+        assert "  Refused by never for good\n" in shown
+        assert "    ████████████████████ 0 of 0 used, 0 left; no hit is admitted\n" in shown
+
+    def test_of_two_limits_the_longer_wait_counts(self, settings: Any) -> None:
+        settings.QUOTA["RULES"]["search"] = "1/m; 1/h"
+        with freeze(START):
+            check("search", USER)
+
+        assert self.headlines(USER) == ["  Refused by search for 1 hour"]
+
     def test_it_says_which_limit_refuses(self) -> None:
         with freeze(START):
             check("search", USER, 10)
@@ -1008,3 +1054,15 @@ class TestWhatMatters:
 
         with pytest.raises(CommandError, match=re.escape(says)):
             run("quota_status", USER, "--rule", "reports")
+
+
+@pytest.mark.django_db
+def test_a_refusal_whose_names_were_too_long_to_keep_is_shown(raw: redis.Redis) -> None:
+    written: Any = event_fields(
+        kind="refused", rule="", subject="", user=USER, until=0, capacity=10, method="GET", path="/"
+    )
+    raw.xadd("quota:1:{!}:events", written)
+
+    assert "by a rule with a very long name (limit 10), as a subject with a very long name\n" in run(
+        "quota_status", USER
+    )
