@@ -19,7 +19,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_quota import check
 from django_quota.exceptions import RuleError
-from django_quota.limiting.override_rows import set_override
+from django_quota.limiting.override_rows import TRIES, set_override
 from django_quota.models import QuotaOverride
 from django_quota.operating import override_lists
 from django_quota.operating.override_lists import read_list
@@ -507,8 +507,8 @@ class TestImport:
     @pytest.mark.parametrize(
         ("failures", "saved"),
         [
-            pytest.param(override_lists.TRIES - 1, 1, id="the last try"),
-            pytest.param(override_lists.TRIES, 0, id="no try"),
+            pytest.param(TRIES - 1, 1, id="the last try"),
+            pytest.param(TRIES, 0, id="no try"),
         ],
     )
     def test_what_meets_another_process_is_tried_again(
