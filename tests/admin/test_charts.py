@@ -4,6 +4,7 @@ import calendar
 import re
 from collections import Counter
 from datetime import date, timedelta
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 from xml.etree import ElementTree
@@ -113,6 +114,62 @@ def test_the_legend_names_the_range_of_each_shade(counts: tuple[int, ...], legen
     assert " ".join(found).replace("\N{EN DASH}", "-") == legend
 
 
+@pytest.mark.parametrize(
+    ("counts", "summary"),
+    [
+        pytest.param([], "0 checks on 0 days, 0 of them refused.", id="none"),
+        pytest.param(
+            [Count(1, 0, 1)],
+            "1 check on 1 day, 0 of them refused. The busiest day: Jan. 1, 2026: 1 allowed, 0 refused.",
+            id="one",
+        ),
+        pytest.param(
+            [Count(5), Count(900, 600), Count(1_500)],
+            "3,005 checks on 3 days, 600 of them refused. The busiest day: Jan. 2, 2026: 900 allowed, 600 refused.",
+            id="two busiest days",
+        ),
+    ],
+)
+def test_the_summary_of_a_year_names_the_first_of_its_busiest_days(counts: list[Count], summary: str) -> None:
+    days = {date(2026, 1, 1) + timedelta(number): each for number, each in enumerate(counts)}
+
+    assert heat_map(2026, days, date(2026, 12, 31))["summary"] == summary
+
+
+@pytest.mark.parametrize(
+    ("first", "named"),
+    [
+        pytest.param(0, ["Sun", "Tue", "Thu", "Sat"], id="from Sunday"),
+        pytest.param(1, ["Mon", "Wed", "Fri", "Sun"], id="from Monday"),
+        pytest.param(6, ["Sat", "Mon", "Wed", "Fri"], id="from Saturday"),
+    ],
+)
+def test_each_second_row_of_a_heat_map_has_the_name_of_its_weekday(first: int, named: list[str]) -> None:
+    with patch("django_quota.admin.charts.get_format", lambda _: str(first)):
+        chart = heat_map(2026, {}, date(2026, 12, 31))
+
+    weekdays = chart["labels"][12:]
+    rows = sorted({cell.y for cell in chart["cells"]})
+    assert [label.text for label in weekdays] == named
+    assert [rows.index(max(y for y in rows if y <= label.y)) for label in weekdays] == [0, 2, 4, 6]
+
+
+def test_the_months_of_a_heat_map_are_named_in_order() -> None:
+    chart = heat_map(2026, {}, date(2026, 12, 31))
+
+    months = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec"
+    assert [label.text for label in chart["labels"][:12]] == months.split()
+
+
+@pytest.mark.parametrize("year", [2023, 2024, 2028], ids=["53 weeks", "a leap year", "54 weeks"])
+def test_a_heat_map_ends_with_its_last_column(year: int) -> None:
+    chart = heat_map(year, {}, date(year, 12, 31))
+
+    columns, rows = (sorted({getattr(cell, name) for cell in chart["cells"]}) for name in ("x", "y"))
+    pitch = columns[1] - columns[0]
+    assert (chart["width"], chart["height"]) == (columns[-1] + pitch, rows[-1] + pitch)
+
+
 def january(counts: dict[int, Count]) -> tuple[dict[date, Count], ElementTree.Element]:
     """Return the days of the given numbers, and the heat map of the year as it is on January 31."""
     days = {date(2026, 1, 1) + timedelta(number): each for number, each in counts.items()}
@@ -164,6 +221,104 @@ def test_the_axis_ends_at_a_round_number_above_all_counts(most: int) -> None:
     assert re.fullmatch("[125]0*", str(top))
 
 
+WIDTHS = pytest.mark.parametrize(
+    ("count", "pitch"),
+    [
+        pytest.param(31, 33, id="a month"),
+        pytest.param(32, 11, id="more than a month"),
+        pytest.param(100, 11, id="100 days"),
+        pytest.param(101, 3, id="more than 100 days"),
+    ],
+)
+
+
+def days_of(count: int, *counts: Count) -> list[tuple[date, Count]]:
+    """Return so many days from January 1, of which the first have counts."""
+    return [
+        (date(2026, 1, 1) + timedelta(number), counts[number] if number < len(counts) else Count())
+        for number in range(count)
+    ]
+
+
+@WIDTHS
+def test_bars_are_the_thinner_the_more_days_there_are(count: int, pitch: int) -> None:
+    chart = bar_chart(days_of(count))
+
+    edges = [x for x, _title, _parts in chart["bars"]]
+    assert {after - before for before, after in pairwise(edges)} == {pitch}
+    assert 0 < chart["bar_width"] < chart["pitch"] == pitch
+
+
+@WIDTHS
+def test_the_axis_stands_at_the_right_end_of_the_bars(count: int, pitch: int) -> None:
+    chart = bar_chart(days_of(count))
+
+    left = chart["bars"][0][0]
+    assert {line.x for line in chart["grid"]} == {left + chart["plot_width"]} == {chart["bars"][-1][0] + pitch}
+    assert chart["plot_width"] + left < chart["width"]
+
+
+@pytest.mark.parametrize(
+    ("most", "named"),
+    [
+        pytest.param(0, ["0", "1", "2"], id="no checks"),
+        pytest.param(17, ["0", "10", "20"], id="tens"),
+        pytest.param(4_001, ["0", "2,500", "5,000"], id="thousands"),
+    ],
+)
+def test_the_axis_names_its_ends_beside_its_middle(most: int, named: list[str]) -> None:
+    chart = bar_chart(days_of(3, Count(most)))
+
+    grid = chart["grid"]
+    assert [line.text for line in grid] == named
+    top, bottom = chart["plot_top"], chart["plot_top"] + chart["plot_height"]
+    assert [line.y for line in grid] == [bottom, (top + bottom) / 2, top]
+
+
+def test_refused_checks_stand_on_the_allowed_ones() -> None:
+    chart = bar_chart(days_of(1, Count(10, 10)))
+
+    top = chart["plot_top"]
+    assert chart["bars"][0][2] == [
+        ("allowed", top + PLOT_HEIGHT / 2, PLOT_HEIGHT / 2),
+        ("refused", top, PLOT_HEIGHT / 2),
+    ]
+
+
+def test_one_refusal_among_thousands_is_visible_in_a_bar() -> None:
+    assert bar_chart(days_of(1, Count(5_000_000, 1)))["bars"][0][2][1][2] == 1
+
+
+def test_a_bar_chart_says_what_it_shows() -> None:
+    chart = bar_chart(days_of(31, Count(1_200, 3), Count(1)))
+
+    assert chart["title"] == "A bar for each day from Jan. 1, 2026 to Jan. 31, 2026"
+    assert chart["summary"] == "1,201 allowed and 3 refused."
+
+
+@pytest.mark.parametrize(
+    ("count", "named"),
+    [(100, ["2", "16", "30", "13", "27", "13", "27", "10"]), (101, ["Jan", "Feb", "Mar", "Apr"])],
+    ids=["100 days", "more than 100 days"],
+)
+def test_the_axis_of_many_days_names_months(count: int, named: list[str]) -> None:
+    assert [tick.text.split()[0] for tick in bar_chart(days_of(count))["ticks"]] == named
+
+
+@pytest.mark.parametrize(
+    ("count", "anchor", "number"),
+    [(31, "middle", -1), (101, "start", 0)],
+    ids=["the name of a day", "the name of a month"],
+)
+def test_a_name_stands_below_its_bar(count: int, anchor: str, number: int) -> None:
+    chart = bar_chart(days_of(count))
+
+    (edge, *_), tick = chart["bars"][number], chart["ticks"][number]
+    assert chart["tick_anchor"] == anchor
+    assert (tick.x, tick.y) == (edge + chart["pitch"] / 2, chart["plot_top"] + chart["plot_height"])
+    assert tick.y < chart["height"]
+
+
 @given(st.lists(check_counts, min_size=1, max_size=120))
 def test_bars_are_as_high_as_their_counts(values: list[Count]) -> None:
     days = [(date(2026, 1, 1) + timedelta(number), counts) for number, counts in enumerate(values)]
@@ -185,6 +340,26 @@ def test_one_refusal_among_thousands_is_visible_in_a_sparkline() -> None:
     assert len(chart["allowed"]) == len(chart["refused"]) == 2
     assert "5001 allowed, 4 refused; at most 5001 in a minute" in chart["title"]
     assert sparkline([Minute()] * 60)["allowed"] == []
+
+
+def test_a_minute_with_one_check_is_visible_in_a_sparkline() -> None:
+    chart = sparkline([Minute(5_000, 0), Minute(1, 0)])
+
+    assert [height for _x, _y, height in chart["allowed"]] == [SPARK_HEIGHT, 2]
+
+
+def test_each_minute_of_a_sparkline_has_its_own_place() -> None:
+    chart = sparkline([Minute(1, 0), Minute(), Minute(1, 0), Minute(2, 2)])
+
+    pitch = chart["width"] / 4
+    assert [x for x, _y, _height in chart["allowed"]] == [0, 2 * pitch, 3 * pitch]
+    assert chart["allowed"][-1] == (3 * pitch, SPARK_HEIGHT / 2, SPARK_HEIGHT / 2)
+    assert chart["refused"] == [(3 * pitch, 0, SPARK_HEIGHT / 2)]
+    assert (chart["height"], chart["peak"]) == (SPARK_HEIGHT, 4)
+
+
+def test_without_minutes_there_is_no_sparkline() -> None:
+    assert sparkline([]) == {}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,30 @@
-"""What the pages call an algorithm and a subject."""
+"""What the pages call an algorithm, a subject, a duration, the value of an option, and whoever did something."""
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from django_quota.admin.wording import algorithm_in_words, ban_in_words, breakable, subject_in_words
+from django_quota.admin.wording import (
+    algorithm_in_words,
+    ban_in_words,
+    breakable,
+    duration_in_words,
+    event_in_words,
+    flood_in_words,
+    reason_in_words,
+    refused_until,
+    rule_in_words,
+    sender_in_words,
+    span_in_words,
+    subject_in_words,
+    time_left_in_words,
+    value_in_words,
+)
+from django_quota.core.rules import Rule
+from django_quota.features.events import Event, Flood
+from django_quota.testing import freeze
+from tests.support.steps import SECOND, START
 
 DIGEST = "0123456789abcdef" * 2
 
@@ -47,3 +69,196 @@ def test_a_ban_says_which_it_is(level: int, words: str) -> None:
 )
 def test_the_name_of_a_rule_may_break(name: str, shown: str) -> None:
     assert breakable(name) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        pytest.param(1, "1 second", id="a second"),
+        pytest.param(59, "59 seconds", id="less than a minute"),
+        pytest.param(60, "1 minute", id="a minute"),
+        pytest.param(61, "61 seconds", id="no whole minutes"),
+        pytest.param(90 * 60, "90 minutes", id="no whole hours"),
+        pytest.param(3_600, "1 hour", id="an hour"),
+        pytest.param(25 * 3_600, "25 hours", id="no whole days"),
+        pytest.param(86_400, "1 day", id="a day"),
+        pytest.param(7 * 86_400, "7 days", id="days"),
+    ],
+)
+def test_a_duration_is_in_its_largest_whole_unit(seconds: int, words: str) -> None:
+    assert duration_in_words(seconds * SECOND) == words
+
+
+def test_a_part_of_a_second_makes_a_duration_a_second_longer() -> None:
+    assert duration_in_words(59 * SECOND + 1) == "1 minute"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        pytest.param(0, "1 second", id="nothing"),
+        pytest.param(0.2, "1 second", id="a part of a second"),
+        pytest.param(1.2, "2 seconds", id="more than a second"),
+    ],
+)
+def test_a_wait_is_rounded_up_to_at_least_a_second(seconds: float, words: str) -> None:
+    assert span_in_words(seconds) == words
+
+
+def test_the_time_that_is_left_is_in_seconds() -> None:
+    assert time_left_in_words(START + 5 * SECOND, START) == "5 seconds"
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "words"),
+    [
+        pytest.param(
+            {"ban": {"after": "1/m", "for": "10m"}}, "ban", "after 1 refusal in 1 minute, for 10 minutes", id="a ban"
+        ),
+        pytest.param(
+            {"ban": {"after": "3/90s", "for": ["10m", "1d"]}},
+            "ban",
+            "after 3 refusals in 90 seconds, for 10 minutes, 1 day",
+            id="longer bans",
+        ),
+        pytest.param(
+            {"rate": {"free": "5/m; 9/h", "own": None}, "tier": str},
+            "rate",
+            "5/m; 9/h for free, unlimited for own",
+            id="tiers",
+        ),
+        pytest.param(
+            {"share": {"batch": 0.5, "web": 1}, "tier": str},
+            "share",
+            "0.5 for batch, 1.0 for web",
+            id="shares of tiers",
+        ),
+        pytest.param({"exempt": "10.0.0.0/8"}, "exempt", "10.0.0.0/8", id="an exempt network"),
+    ],
+)
+def test_the_value_of_an_option_is_a_sentence(options: dict[str, Any], name: str, words: str) -> None:
+    rule = Rule.make("a", options.get("rate", "9/m"), **{key: each for key, each in options.items() if key != "rate"})
+
+    (value,) = rule.rates if name == "rate" else (getattr(rule, name),)
+
+    assert value_in_words(value) == words
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [("", "all rules"), ("*", "all rules"), ("search", 'rule "search"')],
+    ids=["no rule", "all rules", "one rule"],
+)
+def test_a_sentence_names_the_rule(rule: str, words: str) -> None:
+    assert rule_in_words(rule) == words
+
+
+LOGIN = f"login.username:{DIGEST}"
+
+
+@pytest.mark.parametrize(
+    ("subject", "names", "words"),
+    [
+        pytest.param("user:42", {"user:42": "ann"}, "ann (user:42)", id="a user"),
+        pytest.param("user:42+org:7", {"user:42": "ann"}, "ann (user:42)+org:7", id="a user beside another part"),
+        pytest.param(LOGIN, {LOGIN: "ann"}, "Failed logins of ann", id="failed logins"),
+        pytest.param(LOGIN, {}, "Failed logins of a user name", id="failed logins of a name that is not known"),
+        pytest.param(
+            f"{LOGIN}+ip:192.0.2.1",
+            {LOGIN: "ann"},
+            "Failed logins of ann at 192.0.2.1",
+            id="failed logins at an address",
+        ),
+        pytest.param(
+            f"{LOGIN}+ip:192.0.2.1+org:7",
+            {LOGIN: "ann"},
+            "Failed logins of ann at 192.0.2.1 + org:7",
+            id="failed logins beside two parts",
+        ),
+    ],
+)
+def test_a_subject_is_called_by_the_names_of_its_users(subject: str, names: dict[str, str], words: str) -> None:
+    assert subject_in_words(subject, names) == words
+
+
+EVENT = Event(
+    id=f"{START // 1_000}-0",
+    kind="banned",
+    rule="a",
+    subject="ip:192.0.2.1",
+    until=0,
+    level=0,
+    capacity=0,
+    remaining=0,
+    share=0,
+    cost=1,
+    user=None,
+    method="",
+    path="",
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        pytest.param(
+            {"kind": "near", "share": 0.8125, "remaining": 1_000, "capacity": 9_000},
+            "81.25 % used, 1,000 of 9,000 are left",
+            id="near",
+        ),
+        pytest.param({"level": 2}, "second ban, for good", id="a ban for good"),
+        pytest.param({"level": 1, "reason": "spam"}, "first ban, for good: spam", id="a ban with a reason"),
+        pytest.param({"kind": "refused", "reason": "blocked"}, "blocked by an override, for good", id="a block"),
+        pytest.param({"kind": "refused", "reason": "odd"}, "odd, for good", id="another reason"),
+    ],
+)
+def test_an_event_says_what_happened(given: dict[str, Any], words: str) -> None:
+    assert event_in_words(replace(EVENT, **given)) == words
+
+
+@pytest.mark.parametrize(
+    ("reason", "by", "words"),
+    [
+        pytest.param("spam", "user:42", "spam (by ann)", id="both"),
+        pytest.param("spam", "", "spam", id="a reason"),
+        pytest.param("", "user:42", "by ann", id="a user"),
+        pytest.param("", "the watchdog", "by the watchdog", id="code"),
+        pytest.param("", "", "", id="neither"),
+    ],
+)
+def test_a_ban_says_why_it_was_set(reason: str, by: str, words: str) -> None:
+    assert reason_in_words(replace(EVENT, reason=reason, user=by or None), {"user:42": "ann"}) == words
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        pytest.param({"user": "user:42", "method": "GET", "path": "/a/"}, "ann GET /a/", id="a user"),
+        pytest.param({"user": "user:7", "path": "/a/"}, "user:7 /a/", id="a user without a name"),
+        pytest.param({"subject": "org:7+user:42", "user": "user:42", "path": "/a/"}, "/a/", id="a part of the subject"),
+        pytest.param({"subject": None, "user": "user:42"}, "ann", id="a subject too long to keep"),
+        pytest.param({}, "", id="nothing"),
+    ],
+)
+def test_an_event_says_who_sent_the_request(given: dict[str, Any], words: str) -> None:
+    assert sender_in_words(replace(EVENT, **given), {"user:42": "ann"}) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "why", "words"),
+    [
+        pytest.param(None, "", "refused by login for good", id="for good"),
+        pytest.param(0, "", "refused by login", id="an end that is not known"),
+        pytest.param(60, "", "refused by login until 04:41:00 UTC", id="an end"),
+        pytest.param(60, "first ban", "refused by login until 04:41:00 UTC (first ban)", id="a ban"),
+    ],
+)
+def test_it_says_until_when_a_rule_refuses(seconds: float | None, why: str, words: str) -> None:
+    assert refused_until(seconds, START, "login", why) == words
+
+
+def test_the_numbers_of_a_flood_are_grouped() -> None:
+    flood = Flood([replace(EVENT, kind="refused")], 1_234)
+
+    with freeze(START):
+        assert flood_in_words(flood) == "refused 1,234 addresses since 04:40:00 UTC"
