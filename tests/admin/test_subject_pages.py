@@ -157,6 +157,43 @@ class TestSearch:
 
         assert re.findall(r"subject=user%3A(\d)", shown) == ["2", "1"]
 
+    def test_the_empty_search_lists_at_most_20_subjects(self) -> None:
+        for number in range(21):
+            check("0/m", f"user:{number}", name="closed")
+
+        shown = superuser().get(PAGE).content.decode().partition("<h2>Refused last</h2>")[2]
+
+        assert re.findall(r"subject=user%3A(\d+)", shown) == [str(number) for number in range(20, 0, -1)]
+
+    def test_the_empty_search_lists_a_subject_by_its_last_refusal(self) -> None:
+        for subject, name in (("user:1", "first"), ("user:2", "other"), ("user:1", "last")):
+            check("0/m", subject, name=name)
+
+        shown = superuser().get(PAGE).content.decode().partition("<h2>Refused last</h2>")[2]
+
+        assert re.findall(r"subject=user%3A(\d)|name=(\w+)", shown) == [
+            ("1", ""),
+            ("", "last"),
+            ("2", ""),
+            ("", "other"),
+        ]
+
+    def test_the_empty_search_lists_who_was_banned(self) -> None:
+        ban("login", "user:7", "10m")
+
+        assert "subject=user%3A7" in superuser().get(PAGE).content.decode()
+
+    def test_the_empty_search_leaves_out_who_is_only_near_a_limit(self) -> None:
+        check("5/m", "user:7", 5, name="near")
+
+        assert "Nobody was refused recently." in superuser().get(PAGE).content.decode()
+
+    def test_a_wrong_subject_in_the_url_is_an_error(self) -> None:
+        shown = superuser().get(PAGE, {"subject": "ip:nowhere"}).content.decode()
+
+        assert "errornote" in shown
+        assert "Nobody was refused recently." not in shown
+
     def test_the_empty_search_says_that_nobody_was_refused(self) -> None:
         assert "Nobody was refused recently." in superuser().get(PAGE).content.decode()
 
@@ -387,6 +424,13 @@ class TestOverrides:
             ["search", "everybody", "off for everybody", "no rule: another override takes precedence"],
         ]
 
+    def test_a_page_lists_at_most_100(self) -> None:
+        QuotaOverride.objects.bulk_create(
+            QuotaOverride(subject=SUBJECT, rule=f"rule{number}", mode="exempt") for number in range(101)
+        )
+
+        assert len(self.rows(SUBJECT)) == 100
+
     def test_the_override_of_a_group_is_shown_at_its_rule(self) -> None:
         override("user:*", rule="search", mode="rate", rate="20/m", reason="a sale")
 
@@ -458,6 +502,18 @@ class TestVerdict:
     @pytest.mark.usefixtures("three_limits_are_used_up")
     def test_each_rule_that_refuses_is_named_once(self) -> None:
         assert verdict(page(superuser())).count("search") == 1
+
+    def test_a_rule_refuses_until_the_last_of_its_limits_admits_a_hit(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"two": {"rate": "1/m; 1/h", "algorithm": "fixed_window"}}}
+        with freeze(START):
+            check("two", SUBJECT)
+
+            assert "Refused by two until 05:40:00 UTC." in verdict(page(superuser()))
+
+    def test_a_rule_that_admits_nothing_by_one_of_its_limits_refuses_for_good(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"two": "1/m; 0/h"}}
+
+        assert "Refused by two for good." in verdict(page(superuser()))
 
     def test_the_reason_of_a_block_of_all_rules_is_shown_once(self) -> None:
         override(reason="spam")
@@ -571,6 +627,40 @@ class TestCredits:
 
     def test_a_counter_without_grants_has_its_total(self) -> None:
         assert "<h2>clicks: 1</h2>" in page(superuser())
+
+
+class TestHistory:
+    """The newest log entries about a subject, and about its overrides."""
+
+    def entries(self, client: Client) -> list[str]:
+        section = page(client).split("<h2>History</h2>")[1].split("</section>")[0]
+        return re.findall(r'<td data-label="What">([^<]*)</td>', section)
+
+    def test_it_has_the_newest_ten(self) -> None:
+        client = superuser()
+        for number in range(11):
+            act(client, "block", f"rule{number}")
+
+        shown = self.entries(client)
+
+        assert [entry.split()[1] for entry in shown] == [f"rule{number}" for number in range(10, 0, -1)]
+
+    def test_it_has_the_changes_of_an_override_of_the_subject(self) -> None:
+        client, made = superuser(), override(rule="search")
+
+        client.post(f"/admin/django_quota/quotaoverride/{made.pk}/change/", self.CHANGED)
+
+        assert [entry.partition(" ")[0] for entry in self.entries(client)] == ["Changed"]
+
+    def test_it_leaves_out_the_changes_of_an_override_of_a_group(self) -> None:
+        client, made = superuser(), override("user:*", rule="search")
+
+        client.post(f"/admin/django_quota/quotaoverride/{made.pk}/change/", {**self.CHANGED, "subject": "user:*"})
+
+        assert LogEntry.objects.exists()
+        assert self.entries(client) == []
+
+    CHANGED: ClassVar = {"subject": SUBJECT, "rule": "search", "mode": "exempt", "rate": "", "_anyway": "1"}
 
 
 def test_a_full_slot_is_among_what_refuses() -> None:
@@ -751,6 +841,27 @@ class TestActions:
 
         assert check("search", SUBJECT).limit == 20
 
+    @pytest.mark.parametrize(
+        ("span", "lasts"),
+        [
+            pytest.param("1h", timedelta(hours=1), id="an hour"),
+            pytest.param("1d", timedelta(days=1), id="a day"),
+            pytest.param("7d", timedelta(days=7), id="a week"),
+        ],
+    )
+    def test_an_override_lasts_as_long_as_was_chosen(self, span: str, lasts: timedelta) -> None:
+        before = timezone.now()
+
+        act(superuser(), "exempt", span=span)
+
+        expires = QuotaOverride.objects.get().expires
+        assert expires is not None
+        assert before + lasts <= expires <= timezone.now() + lasts
+
+    @pytest.mark.parametrize("name", ["raise", "exempt", "block"])
+    def test_the_question_proposes_a_day(self, name: str) -> None:
+        assert '<option value="1d" selected>' in ask(superuser(), name, "search").content.decode()
+
     def test_a_raise_ends(self) -> None:
         act(superuser(), "raise", "search")
 
@@ -833,6 +944,110 @@ class TestActions:
         act(superuser(), "reset", rule, login_subject("ann"))
 
         assert peek("search", at_home).remaining == left
+
+    @pytest.mark.parametrize(
+        ("name", "rule", "words"),
+        [
+            pytest.param("reset", "*", "Nothing was counted under all rules, so nothing was forgotten.", id="reset"),
+            pytest.param("lift", "login", "No ban from rule &quot;login&quot; was in force.", id="lift"),
+            pytest.param("clear", "login", "There was no override for rule &quot;login&quot;.", id="clear"),
+        ],
+    )
+    def test_an_action_says_that_there_was_nothing_to_do(self, name: str, rule: str, words: str) -> None:
+        client = superuser()
+        act(client, name, rule)
+
+        assert words in page(client)
+
+    @pytest.mark.usefixtures("banned")
+    @pytest.mark.parametrize(
+        ("rule", "admitted"), [("*", [True, True]), ("login", [True, False])], ids=["of all rules", "of one rule"]
+    )
+    def test_a_lift_ends_the_bans_of_its_rules(self, rule: str, admitted: list[bool], settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"login": LOGIN, "other": LOGIN}}
+        ban("other", SUBJECT, "10m")
+
+        act(superuser(), "lift", rule)
+
+        assert [bool(peek(each, SUBJECT, cost=0)) for each in ("login", "other")] == admitted
+
+    def test_clearing_an_override_leaves_that_of_another_rule(self) -> None:
+        override(rule="login")
+        override(rule="search")
+
+        act(superuser(), "clear", "login")
+
+        assert [row.rule for row in QuotaOverride.objects.all()] == ["search"]
+
+    def test_a_block_holds_at_once_where_an_override_was_to_begin_later(self) -> None:
+        override(rule="login", mode="exempt", starts=timezone.now() + timedelta(days=1))
+
+        act(superuser(), "block", "login")
+
+        assert not check("login", SUBJECT)
+
+    def test_an_action_says_that_it_holds_until_it_is_cleared(self) -> None:
+        client = superuser()
+
+        act(client, "block", "login", span="")
+
+        assert "login blocked, until it is cleared (spam)" in page(client)
+
+    def test_an_action_says_until_when_it_holds(self) -> None:
+        client = superuser()
+
+        act(client, "block", "login", until="2099-12-04T18:00")
+
+        assert "login blocked, until Dec. 4, 2099, 6 p.m. UTC (spam)" in page(client)
+
+    @pytest.mark.parametrize(
+        ("values", "named"),
+        [
+            pytest.param([{"rule": "search", "mode": "exempt"}], "search", id="an exemption"),
+            pytest.param(
+                [{"rule": "tiered", "mode": "exempt"}, {"rule": "search", "mode": "rate", "rate": "x2"}],
+                "search, tiered",
+                id="two by name",
+            ),
+            pytest.param([{"rule": "search"}], "", id="another block"),
+            pytest.param(
+                [{"rule": "search", "mode": "exempt", "expires": datetime(2001, 1, 1, tzinfo=UTC)}], "", id="an end"
+            ),
+            pytest.param([{"rule": "search", "mode": "exempt", "subject": "user:7"}], "", id="that of somebody else"),
+        ],
+    )
+    def test_a_block_of_all_rules_names_those_that_it_leaves(self, values: list[dict[str, Any]], named: str) -> None:
+        for each in values:
+            override(**each)
+        client = superuser()
+
+        act(client, "block")
+
+        said = re.findall(r"takes precedence: ([\w, ]+)", LogEntry.objects.get().change_message)
+        assert said == ([named] if named else [])
+
+    def test_a_block_of_one_rule_names_no_others(self) -> None:
+        override(rule="search", mode="exempt")
+
+        act(superuser(), "block", "login")
+
+        assert "takes precedence" not in LogEntry.objects.get().change_message
+
+    def test_an_unknown_action_has_no_page(self) -> None:
+        assert ask(superuser(), "nothing").status_code == 404
+
+    def test_an_action_on_a_wrong_subject_leads_to_the_search(self) -> None:
+        answer = superuser().post(f"{PAGE}action/reset/", {"subject": "ip:nowhere", "confirmed": "yes"}, follow=True)
+
+        assert answer.redirect_chain == [(PAGE, 302)]
+        assert 'class="error"' in answer.content.decode()
+
+    @pytest.mark.parametrize(("field", "most"), [("reason", 500), ("note", 2_000)])
+    def test_a_form_takes_so_many_characters(self, field: str, most: int) -> None:
+        client = superuser()
+
+        assert act(client, "block", **{field: "x" * (most + 1)}).status_code == 200
+        assert act(client, "block", **{field: "x" * most}).status_code == 302
 
     def test_a_block_of_one_rule_holds_at_once(self) -> None:
         act(superuser(), "block", "login")
@@ -944,6 +1159,24 @@ class TestRaising:
 
         assert ">x2: free 10/m, pro 180/m, own unlimited<" in shown
 
+    def test_the_question_names_the_rates_of_three_rules(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": dict.fromkeys(("a", "b", "c", "d", "e"), "5/m")}
+
+        shown = ask(superuser(), "raise", "*").content.decode()
+
+        assert re.search(r">x2: a \(10/m\), b \(10/m\), c \(10/m\) and \d more<", shown)
+
+    def test_the_question_says_that_a_raise_is_not_possible(self) -> None:
+        override(rule="search")
+
+        assert ">x2: not possible<" in ask(superuser(), "raise", "search").content.decode()
+
+    def test_a_raise_of_what_the_rule_does_not_count_is_an_error(self) -> None:
+        answer = act(superuser(), "raise", "search", subject="org:7").content.decode()
+
+        assert "No rule can be raised." in answer
+        assert not QuotaOverride.objects.exists()
+
     def test_another_factor_takes_the_place_of_the_last(self) -> None:
         client = superuser()
         act(client, "raise", factor="5")
@@ -957,6 +1190,7 @@ class TestRaising:
         [
             pytest.param({"rate": "40/m"}, "an override is in force: 40/m", id="a rate"),
             pytest.param({"rate": "+5"}, "an override is in force: +5", id="an addition"),
+            pytest.param({"rate": "x2+5"}, "an override is in force: x2+5", id="a raise with an addition"),
             pytest.param({"mode": "blocked"}, "an override is in force: blocked", id="a block"),
             pytest.param(
                 {"subject": "user:*", "rate": "40/m"}, "an override is in force: 40/m", id="that of all users"
