@@ -419,6 +419,11 @@ class TestLiftingAll:
 
         assert LogEntry.objects.count() == 25
 
+    def test_as_many_as_a_bound_can_be_lifted_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(page_of_bans, "MAX_LIFTED", 25)
+
+        assert "25 bans were lifted." in lift(superuser(), all="1", rule="login")
+
     def test_more_than_a_bound_cannot_be_lifted_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(page_of_bans, "MAX_LIFTED", 1)
 
@@ -558,6 +563,89 @@ class TestHistoryOfBlocks:
         (row,) = shown(superuser(), "History")
         assert row[4:] == ["Block", "spam (by root)", state]
 
+    def test_it_is_as_long_as_a_page(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(page_of_bans, "PER_PAGE", 2)
+        for number in range(3):
+            block(f"team:{number}", starts=datetime(2020, 1, 1 + number, tzinfo=UTC))
+        ban("login", SUBJECT, "10m")
+
+        assert subjects(superuser(), "History") == [SUBJECT, "team:2"]
+
+    def test_a_block_is_in_it_since_its_start(self) -> None:
+        block("team:1", starts=datetime(2020, 1, 2, tzinfo=UTC), expires=datetime(2020, 1, 3, tzinfo=UTC))
+        block("team:2", starts=datetime(2020, 1, 1, tzinfo=UTC), expires=datetime(2020, 1, 3, tzinfo=UTC))
+
+        assert subjects(superuser(), "History") == ["team:1", "team:2"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestBlocksBesideBans:
+    """Of three blocks, and three bans that end one after the other."""
+
+    @pytest.fixture(autouse=True)
+    def three_of_each(self, rules: None, redis_cache: Any) -> None:
+        for number in range(3):
+            block(f"team:{number}", rule="search")
+            ban("login", f"org:{number}", 600 + number)
+
+    @pytest.mark.parametrize(
+        ("number", "listed"),
+        [
+            pytest.param(1, ["team:2", "team:1"], id="blocks"),
+            pytest.param(2, ["team:0", "org:0"], id="both"),
+            pytest.param(3, ["org:1", "org:2"], id="bans"),
+        ],
+    )
+    def test_pages_go_on_from_blocks_to_bans(
+        self, number: int, listed: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(page_of_bans, "PER_PAGE", 2)
+
+        assert subjects(superuser(), p=number) == listed
+
+    @pytest.mark.parametrize(
+        ("query", "listed"),
+        [
+            pytest.param({"rule": "search"}, ["team:2", "team:1", "team:0"], id="the rule of the blocks"),
+            pytest.param({"rule": "login"}, ["org:0", "org:1", "org:2"], id="the rule of the bans"),
+            pytest.param({"subject": ["team:1", "org:2"]}, ["team:1", "org:2"], id="two subjects"),
+            pytest.param({"subject": ["0", "team:1"]}, ["team:1", "team:0", "org:0"], id="a part beside a subject"),
+        ],
+    )
+    def test_a_filter_finds_both(self, query: dict[str, Any], listed: list[str]) -> None:
+        assert subjects(superuser(), **query) == listed
+
+    @pytest.mark.parametrize(
+        ("permission", "number", "left"),
+        [
+            pytest.param("lift_ban", 3, ["team:2", "team:1", "team:0"], id="to lift bans"),
+            pytest.param("delete_quotaoverride", 3, ["org:0", "org:1", "org:2"], id="to delete overrides"),
+        ],
+    )
+    def test_a_permission_lifts_its_part_of_the_list(self, permission: str, number: int, left: list[str]) -> None:
+        client = operator("view_ban", permission)
+
+        assert f"Lift all {number} bans of this list" in client.get(PAGE).content.decode()
+        assert f"{number} bans were lifted." in lift(client, all="1")
+        assert subjects(client) == left
+
+    def test_all_are_counted_for_who_may_lift_both(self) -> None:
+        assert "Lift all 6 bans of this list" in superuser().get(PAGE).content.decode()
+
+    def test_rules_to_choose_are_those_with_a_ban_or_in_the_list(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"plain": "9/m", "search": OPTIONS, "another": OPTIONS}}
+
+        context = superuser().get(PAGE, {"rule": "of-a-call"}).context
+
+        assert context["rules"] == ["another", "login", "of-a-call", "search"]
+
+    def test_a_page_has_fifty(self) -> None:
+        QuotaOverride.objects.bulk_create(
+            QuotaOverride(subject=f"org:{number}", mode="blocked") for number in range(51)
+        )
+
+        assert len(subjects(superuser())) == 50
+
 
 @pytest.mark.usefixtures("memory_store")
 class TestSettingABan:
@@ -643,6 +731,31 @@ class TestSettingABan:
         rights = ["view_ban", "add_quotaoverride", "change_quotaoverride", *["auth.view_user"] * sees_users]
 
         assert says in self.set_ban(operator(*rights), subject="nobody").content.decode()
+
+    def test_the_name_of_several_users_is_an_error(self) -> None:
+        for name in ("bob", "eve"):
+            User.objects.create_user(name, "same@example.org")
+
+        shown = self.set_ban(superuser(), subject="same@example.org").content.decode()
+
+        assert "Several users have this name." in shown
+        assert not QuotaOverride.objects.exists()
+
+    def test_the_form_offers_the_rules_by_name(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"b": "9/m", "a": "9/m"}}
+
+        shown = superuser().get(f"{PAGE}set/").content.decode()
+
+        offered = re.findall(
+            r'<option value="([^"]*)"[^>]*>', shown.partition('name="rule"')[2].partition("</select>")[0]
+        )
+        assert [rule for rule in offered if rule in ("", "a", "b")] == ["", "a", "b"]
+
+    def test_the_form_proposes_a_day_for_the_subject_of_its_link(self) -> None:
+        shown = superuser().get(f"{PAGE}set/", {"subject": "user:7"}).content.decode()
+
+        assert '<option value="1d" selected>' in shown
+        assert 'value="user:7"' in shown
 
     def test_a_ban_of_your_own_address_needs_a_tick(self) -> None:
         client = superuser()

@@ -188,11 +188,13 @@ class TestSearch:
 
         assert "Nobody was refused recently." in superuser().get(PAGE).content.decode()
 
-    def test_a_wrong_subject_in_the_url_is_an_error(self) -> None:
+    def test_a_wrong_subject_in_the_url_is_an_error_without_a_list(self) -> None:
+        check("0/m", "user:1", name="closed")
+
         shown = superuser().get(PAGE, {"subject": "ip:nowhere"}).content.decode()
 
         assert "errornote" in shown
-        assert "Nobody was refused recently." not in shown
+        assert "Refused last" not in shown
 
     def test_the_empty_search_says_that_nobody_was_refused(self) -> None:
         assert "Nobody was refused recently." in superuser().get(PAGE).content.decode()
