@@ -2,7 +2,7 @@
 
 import csv
 import io
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from html import unescape
 from typing import Any
 from urllib.parse import urlencode
@@ -165,6 +165,90 @@ class TestPage:
     def test_years_to_choose_go_from_the_first_row_to_today(self, admin: Client, year: str) -> None:
         assert list(page(admin, subject="user:1", year=year).context["years"]) == [2024, 2025, 2026]
 
+    def test_years_to_choose_are_the_last_twelve(self, admin: Client) -> None:
+        row("user:1", date(2000, 1, 1))
+
+        assert list(page(admin, subject="user:1").context["years"]) == list(range(2015, 2027))
+
+    @pytest.mark.parametrize(
+        ("year", "years"),
+        [
+            pytest.param("2024", [2024, 2025, 2026], id="before the first row"),
+            pytest.param("2028", [2025, 2026, 2027, 2028], id="to come"),
+        ],
+    )
+    def test_the_year_that_is_shown_can_be_chosen(self, admin: Client, year: str, years: list[int]) -> None:
+        row("user:1", date(2025, 6, 1))
+
+        assert list(page(admin, subject="user:1", year=year).context["years"]) == years
+
+    @pytest.mark.parametrize(("days", "first"), [("30", date(2026, 2, 13)), ("90", date(2025, 12, 15))])
+    def test_the_table_goes_back_so_many_days_with_today(self, admin: Client, days: str, first: date) -> None:
+        for each in (TODAY, first, first - timedelta(days=1)):
+            row("user:1", each)
+
+        assert [day for day, _ in page(admin, subject="user:1", days=days).context["days"]] == [TODAY, first]
+
+    @pytest.mark.parametrize(
+        ("year", "last"),
+        [("2026", TODAY), ("2025", date(2025, 12, 31))],
+        ids=["this year", "another year"],
+    )
+    def test_the_table_of_a_year_ends_with_it_or_today(self, admin: Client, year: str, last: date) -> None:
+        for each in (date(int(year), 1, 1), last, last + timedelta(days=1)):
+            row("user:1", each)
+
+        days = page(admin, subject="user:1", days="year", year=year).context["days"]
+        assert [day for day, _ in days] == [last, date(int(year), 1, 1)]
+
+    @pytest.mark.parametrize(
+        ("ahead", "is_counted"), [(1, True), (2, False)], ids=["tomorrow", "the day after tomorrow"]
+    )
+    def test_the_clock_of_the_store_may_be_a_day_ahead(self, admin: Client, ahead: int, is_counted: bool) -> None:
+        row("user:1", TODAY + timedelta(days=ahead), 7)
+
+        totals = dict(page(admin, subject="user:1").context["totals"])
+
+        assert {title: counts.allowed for title, counts in totals.items()} == dict.fromkeys(totals, 7 * is_counted)
+
+    def test_the_busiest_rules_come_first_by_name(self, admin: Client) -> None:
+        for rule, allowed in (("b", 5), ("a", 5), ("most", 9), ("few", 1)):
+            row("user:1", allowed=allowed, rule=rule)
+        row("user:1", date(2025, 3, 1), 100, rule="of the year before")
+
+        rules = page(admin, subject="user:1").context["rules"]
+
+        assert [(rule, count.allowed) for rule, count in rules] == [("most", 9), ("a", 5), ("b", 5), ("few", 1)]
+
+    def test_a_hundred_rules_are_listed(self, admin: Client) -> None:
+        DailyCounter.objects.bulk_create(
+            DailyCounter(subject="user:1", rule=f"rule{number}", day=TODAY, allowed=1) for number in range(102)
+        )
+
+        answer = page(admin, subject="user:1")
+
+        assert len(answer.context["rules"]) == 100
+        assert "And 2 more." in answer.content.decode()
+
+    @pytest.mark.parametrize(
+        ("moment", "year", "scrolls"),
+        [
+            pytest.param(datetime(2026, 6, 30, tzinfo=UTC), "2026", False, id="June"),
+            pytest.param(datetime(2026, 7, 1, tzinfo=UTC), "2026", True, id="July"),
+            pytest.param(datetime(2026, 7, 1, tzinfo=UTC), "2025", False, id="another year"),
+        ],
+    )
+    def test_the_second_half_of_a_heat_map_is_shown_first_once_it_began(
+        self, admin: Client, moment: datetime, year: str, scrolls: bool
+    ) -> None:
+        row("user:1", date(int(year), 1, 1))
+
+        with freeze(moment):
+            shown = admin.get(USAGE, {"subject": "user:1", "year": year}).content.decode()
+
+        heat = shown.partition('class="quota-heat"')[0].rpartition('class="usage-scroll')[2]
+        assert ("usage-from-end" in heat) is scrolls
+
     @pytest.fixture
     def two_busy_days(self, admin: Client) -> str:
         """The page of a subject with checks on two days of the year, and on one of the year before."""
@@ -316,6 +400,37 @@ class TestPage:
         assert header == ["subject", "rule", "day", "allowed", "refused", "units"]
         assert row_of_may == ["user:1", "*", "2025-05-01", "8", "2", "8"]
         assert admin.get(f"{USAGE}csv/")["Location"] == USAGE
+
+
+@pytest.mark.parametrize(
+    ("year", "is_read"),
+    [
+        ("1969", False),
+        ("1970", True),
+        ("1999", True),
+        ("2026", True),
+        ("2199", True),
+        ("2200", False),
+        ("20260", False),
+    ],
+)
+def test_a_year_is_read_if_there_can_be_counts_of_it(year: str, is_read: bool) -> None:
+    with freeze(datetime(2031, 3, 14, tzinfo=UTC)):
+        found = UsageQuery.of(QueryDict(f"subject=user:1&year={year}")).year
+
+    assert found == (int(year) if is_read else 2031)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_csv_file_has_the_days_of_one_rule_in_order(admin: Client) -> None:
+    for day in (date(2025, 5, 2), date(2025, 5, 1), date(2024, 12, 31), date(2026, 1, 1)):
+        row("user:1", day, rule="a")
+        row("user:1", day, 100, rule="b")
+
+    reply: Any = admin.get(f"{USAGE}csv/", {"subject": "user:1", "rule": "a", "year": "2025"})
+
+    lines = list(csv.reader(io.StringIO(b"".join(reply).decode(), newline="")))[1:]
+    assert lines == [["user:1", "a", f"2025-05-0{day}", "5", "0", "5"] for day in (1, 2)]
 
 
 LIMITS_OF_USER = "/admin/django_quota/subject/?subject=user%3A"
