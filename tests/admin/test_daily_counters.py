@@ -110,6 +110,43 @@ def test_rows_of_all_days_are_newest_first(client: Client, query: str) -> None:
     assert subjects(client, query) == ["key.app:x", "1", "2", "3"]
 
 
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        pytest.param("?kind=user:", ["1", "1", "2"], id="a kind, by subject"),
+        pytest.param("?kind=user:&rule=search", ["1", "2", "1"], id="a kind in a rule, the newest first"),
+        pytest.param("?kind=user:&day__year=2026", ["1", "2", "1"], id="a kind in a year, the newest first"),
+        pytest.param("", ["1", "2", "1"], id="all, the newest first"),
+    ],
+)
+def test_rows_of_a_kind_are_by_subject_unless_a_time_or_a_rule_is_chosen(
+    client: Client, query: str, found: list[str]
+) -> None:
+    for subject, days in (("user:2", 1), ("user:1", 2), ("user:1", 0)):
+        row(subject, day=DAY + timedelta(days=days))
+
+    assert subjects(client, query) == found
+
+
+@pytest.mark.parametrize(
+    ("query", "columns"),
+    [("", 0), ("?day__year=2026&day__month=3", 0), ("?day__year=2026&day__month=3&day__day=14", 5)],
+    ids=["all rows", "a month", "a day"],
+)
+def test_columns_can_be_sorted_only_for_one_day(client: Client, query: str, columns: int) -> None:
+    row("user:1")
+
+    assert client.get(LIST + query).content.decode().count('<th scope="col" class="sortable') == columns
+
+
+def test_a_row_without_checks_has_no_share(client: Client) -> None:
+    row("user:1", allowed=0)
+
+    shown = client.get(LIST).content.decode()
+
+    assert '<td class="field-share_refused"></td>' in shown or '<td class="field-share_refused">-</td>' in shown
+
+
 @pytest.mark.usefixtures("four_rows")
 def test_rows_of_a_day_can_be_sorted(client: Client) -> None:
     assert subjects(client, "?day__year=2026&day__month=3&day__day=14&o=-5") == ["3", "2"]
@@ -180,6 +217,18 @@ def test_a_search_says_that_it_shows_only_the_first_subjects(admin: Client) -> N
     assert "only the first 20 subjects" in admin.get(f"{LIST}?q=many").content.decode()
 
 
+def test_a_search_that_shows_all_subjects_does_not_say_so(admin: Client) -> None:
+    User.objects.bulk_create(User(username=f"many{number}") for number in range(19))
+
+    assert "only the first" not in admin.get(f"{LIST}?q=many").content.decode()
+
+
+def test_a_search_for_nothing_shows_all_rows(admin: Client) -> None:
+    row("user:1")
+
+    assert listed(admin, "?q=+") == [("user:1", "search")]
+
+
 def date_choices(client: Client, query: str = "") -> list[str]:
     dates = client.get(LIST + query).context["cl"].date_choices()
     return [choice["title"] for choice in dates.get("choices", [])]
@@ -200,6 +249,44 @@ def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client, query
     row("user:1", day=date(2026, 1, 2))
 
     assert date_choices(client, query) == choices
+
+
+@pytest.mark.parametrize(
+    ("query", "choices"),
+    [
+        pytest.param("?day__year=2024", ["November 2024", "December 2024"], id="months between"),
+        pytest.param("?day__year=2024&day__month=12", ["December 30", "December 31"], id="days between"),
+        pytest.param("?day__month=12", ["2024"], id="a month of no year"),
+    ],
+)
+def test_dates_to_choose_end_with_the_last_day_of_a_year(client: Client, query: str, choices: list[str]) -> None:
+    for day in (date(2024, 11, 30), date(2024, 12, 30), date(2024, 12, 31)):
+        row("user:1", day=day)
+
+    assert date_choices(client, query) == choices
+
+
+def test_at_most_fifty_years_can_be_chosen(client: Client) -> None:
+    for year in (1970, 2026):
+        row("user:1", day=date(year, 1, 1))
+
+    assert date_choices(client) == [str(year) for year in range(1977, 2027)]
+
+
+@pytest.mark.parametrize(
+    ("query", "link"),
+    [
+        pytest.param("", "?day__year=2024", id="a year"),
+        pytest.param("?day__year=2024", "?day__month=2&day__year=2024", id="a month"),
+        pytest.param("?day__year=2024&day__month=2", "?day__day=27&day__month=2&day__year=2024", id="a day"),
+    ],
+)
+def test_a_date_leads_to_its_rows(client: Client, query: str, link: str) -> None:
+    row("user:1", day=date(2024, 2, 27))
+
+    (choice,) = client.get(LIST + query).context["cl"].date_choices()["choices"]
+
+    assert choice["link"] == link
 
 
 def test_without_rows_there_are_no_dates_to_choose(client: Client) -> None:
@@ -260,10 +347,38 @@ def test_the_export_holds_the_rows_that_match(client: Client) -> None:
     )
 
 
+def test_an_export_by_a_wrong_filter_leads_to_the_list(client: Client) -> None:
+    assert client.get(f"{LIST}export/?day__year=x")["Location"] == f"{LIST}?e=1"
+
+
+def test_an_export_of_a_kind_is_by_subject(client: Client) -> None:
+    for subject, days in (("user:2", 1), ("user:1", 2), ("user:1", 0)):
+        row(subject, day=DAY + timedelta(days=days))
+
+    reply: Any = client.get(f"{LIST}export/?kind=user:")
+
+    lines = list(csv.reader(io.StringIO(b"".join(reply).decode(), newline="")))[1:]
+    assert [(line[0], line[2]) for line in lines] == [
+        ("user:1", "2026-03-14"),
+        ("user:1", "2026-03-16"),
+        ("user:2", "2026-03-15"),
+    ]
+
+
+def test_no_more_rows_are_exported_than_the_list_counts(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daily_counters, "MAX_LISTED", 2)
+    rows = [row(f"user:{number}") for number in range(3)]
+
+    chosen = {"_selected_action": [each.pk for each in rows], "action": "export_selected"}
+    reply: Any = client.post(LIST, chosen)
+
+    assert len(b"".join(reply).splitlines()) == 3
+
+
 def test_the_list_links_to_the_export_of_what_it_shows(client: Client) -> None:
     row("user:1", "search")
 
-    assert f'href="{LIST}export/?rule=search"' in client.get(f"{LIST}?rule=search&o=1").content.decode()
+    assert f'href="{LIST}export/?rule=search"' in client.get(f"{LIST}?rule=search&o=1&p=1").content.decode()
 
 
 @pytest.mark.parametrize(("across", "found"), [(0, ["user:1", "user:2"]), (1, [f"user:{n}" for n in range(4)])])

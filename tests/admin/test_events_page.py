@@ -145,6 +145,9 @@ def several(redis_cache: Any, raw: redis.Redis, ann: User) -> None:
         pytest.param({"since": "2025-11-21T04:41"}, ["04:42:00", "04:41:00"], id="since a minute"),
         pytest.param({"until": "2025-11-21T04:41"}, ["04:41:00", "04:40:00"], id="until the end of a minute"),
         pytest.param({"since": "2025-11-21T04:41", "until": "2025-11-21T04:41"}, ["04:41:00"], id="a minute"),
+        pytest.param({"since": "2025-11-21T04:41:01"}, ["04:42:00"], id="since a second"),
+        pytest.param({"since": "2025-11-21T05:42+01:00"}, ["04:42:00"], id="since a minute of another time zone"),
+        pytest.param({"kind": "odd"}, ["04:42:00", "04:41:00", "04:40:00"], id="not a kind"),
         pytest.param({"since": "yesterday"}, ["04:42:00", "04:41:00", "04:40:00"], id="not a moment"),
         pytest.param({"since": "0001-01-01", "until": "9999-12-31"}, ["04:42:00", "04:41:00", "04:40:00"], id="all"),
         pytest.param({"find": "ann", "rule": "api", "kind": "refused"}, ["04:40:00"], id="several"),
@@ -152,6 +155,40 @@ def several(redis_cache: Any, raw: redis.Redis, ann: User) -> None:
 )
 def test_the_form_finds_events(client: Client, fields: dict[str, str], found: list[str]) -> None:
     assert [line.split()[0] for line in searched(client, **fields)] == found
+
+
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize("use_tz", [True, False], ids=["USE_TZ", "without"])
+def test_a_moment_of_the_form_is_local(client: Client, settings: Any, use_tz: bool) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Tokyo"
+
+    found = searched(client, since="2025-11-21T13:41", until="2025-11-21T13:41")
+
+    assert ["by login" in line for line in found] == [True]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_filter_has_at_most_320_characters(client: Client) -> None:
+    long = "x" * 320
+
+    page = client.get(PAGE, {"path": f"{long}y"}).content.decode()
+
+    assert f'value="{long}"' in page
+
+
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize(
+    ("asked", "more"),
+    [
+        pytest.param({}, "?csv=1", id="all"),
+        pytest.param({"rule": "api", "before": "99999999999999-0"}, "before=99999999999999-0&amp;csv=1", id="a page"),
+    ],
+)
+def test_the_link_to_the_file_keeps_what_was_asked(client: Client, asked: dict[str, str], more: str) -> None:
+    (link,) = re.findall(r'href="(\?[^"]*csv=1)"', client.get(PAGE, asked).content.decode())
+
+    assert link.endswith(more)
+    assert all(f"{name}={value}" in link for name, value in asked.items())
 
 
 @pytest.mark.usefixtures("several")
