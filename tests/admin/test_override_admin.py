@@ -14,10 +14,13 @@ from django.utils import timezone
 
 from django_quota import check, peek
 from django_quota.adapters import digest
+from django_quota.limiting.known_rules import known_login_rules
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
+from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
 from tests.support.rows import has_words
+from tests.support.steps import MINUTE, SECOND, START
 
 LIST = "/admin/django_quota/quotaoverride/"
 RULE = f"{LIST}rule/"
@@ -115,6 +118,14 @@ class TestList:
 
         assert re.findall('<span class="quota-span">(.*)</span></td>', page) == [words]
 
+    @pytest.mark.parametrize(("length", "is_cut"), [(60, False), (61, True)], ids=["sixty characters", "one more"])
+    def test_a_reason_longer_than_sixty_characters_is_cut(self, length: int, is_cut: bool) -> None:
+        row(reason="x" * length)
+
+        shown = superuser().get(LIST).content.decode()
+
+        assert (f"{'x' * 59}…</span>" in shown) is is_cut
+
     @pytest.mark.parametrize(
         ("query", "finds"),
         [
@@ -139,6 +150,8 @@ class TestList:
             pytest.param("IMPORT", ["user:42"], id="words of a reason"),
             pytest.param("user:4", ["user:4", "user:42"], id="the beginning of subjects"),
             pytest.param("er:4", [], id="not the middle of a subject"),
+            pytest.param("er", [], id="not the middle of a rule"),
+            pytest.param(" user:42 ", ["user:42"], id="with spaces"),
             pytest.param("sear", ["ip:2001:db8::/64"], id="the beginning of a rule"),
             pytest.param("2001:DB8::77", ["ip:2001:db8::/64"], id="another address of the same client"),
             pytest.param("198.51.100.77/24", ["ip:198.51.100.0/24"], id="a network in another spelling"),
@@ -220,6 +233,26 @@ class TestForm:
     @has_words(the_rules='<option value="search">', the_subject_of_the_link='value="user:7"')
     def test_it_is_filled_by_the_link_that_led_to_it(self, words: str) -> None:
         assert words in superuser().get(f"{LIST}add/?subject=user:7").content.decode()
+
+    def test_it_offers_all_rules_beside_each(self) -> None:
+        shown = superuser().get(f"{LIST}add/").content.decode()
+
+        offered = re.findall('<option value="([^"]*)"></option>', shown.partition('id="quota-known-rules"')[2])
+        assert offered[:3] == ["*", "search", "login"]
+
+    def test_moments_in_the_link_are_left_out(self) -> None:
+        answer = superuser().get(f"{LIST}add/", {"subject": "user:7", "starts": "x", "expires": "2030-01-01"})
+
+        form = answer.context["adminform"].form
+        assert (form["subject"].value(), form["starts"].value(), form["expires"].value()) == ("user:7", None, None)
+
+    @pytest.mark.parametrize(("is_saved", "shows"), [(False, False), (True, True)], ids=["a new one", "a saved one"])
+    def test_it_shows_who_set_an_override_that_is_saved(self, *, is_saved: bool, shows: bool) -> None:
+        url = f"{LIST}{row(created_by='eve').pk}/change/" if is_saved else f"{LIST}add/"
+
+        shown = superuser().get(url).content.decode()
+
+        assert [f"field-{name}" in shown for name in ("created_by", "created", "updated")] == [shows] * 3
 
     def test_it_saves_a_row_with_who_made_it(self) -> None:
         assert add(superuser(), reason="an import", label="crawlers").status_code == 302
@@ -541,6 +574,34 @@ class TestPreviewOfGroups:
     def test_it_says_that_the_store_knows_nobody_of_the_group(self) -> None:
         assert "The store knows none of these by name" in preview(superuser(), subject="org:*", **self.BLOCK)
 
+    def test_twenty_subjects_are_previewed(self) -> None:
+        for number in range(21):
+            check("login", f"org:{number}", 3)
+
+        shown = preview(superuser(), subject="org:*", **self.BLOCK)
+
+        assert "20 of these subjects were refused today" in shown
+
+    def test_thirty_changes_are_shown(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {f"rule{number}": "9/m" for number in range(16)}}
+        for number in range(2):
+            check("0/m", f"org:{number}", name="closed")
+
+        shown = preview(superuser(), subject="org:*", rule="*", mode="blocked", rate="")
+
+        assert shown.count('<th scope="row">org:') == 30
+        more = re.search(r"And (\d+) more row", shown)
+        assert more is not None
+        assert int(more[1]) >= 2
+
+    def test_rules_that_have_counted_come_first(self) -> None:
+        check("login", "team:1", 3)
+        check("search", "team:1")
+
+        shown = preview(superuser(), subject="team:1", rule="*", mode="blocked", rate="")
+
+        assert re.findall(r'<th scope="row">(login|search)<', shown) == ["search", "login"]
+
     def test_of_many_subjects_some_are_previewed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_quota.admin.overrides.MAX_PREVIEWED", 2)
 
@@ -555,6 +616,50 @@ class TestActions:
         assert "3 overrides are selected" in shown
         assert "1 active, 1 not yet begun, 1 ended" in shown
         assert not LogEntry.objects.exists()
+
+    def test_the_question_names_twenty(self) -> None:
+        rows = [row(f"user:{number:02}") for number in range(22)]
+
+        shown = do(superuser(), "exempt_selected", rows, confirmed="").content.decode()
+
+        assert "and 2 more" in shown
+        assert "user:19" in shown
+        assert "user:20" not in shown
+
+    @pytest.mark.parametrize(("number", "words"), [(1, "1 override was changed."), (2, "2 overrides were changed.")])
+    def test_it_says_how_many_were_changed(self, number: int, words: str) -> None:
+        client = superuser()
+
+        do(client, "exempt_selected", [row(f"user:{each}") for each in range(number)])
+
+        assert words in client.get(LIST).content.decode()
+
+    def test_an_expiry_counts_those_that_it_ended(self) -> None:
+        client = superuser()
+
+        do(client, "expire_selected", one_in_each_state())
+
+        assert "2 overrides were changed." in client.get(LIST).content.decode()
+
+    @pytest.mark.parametrize(
+        ("action", "words"),
+        [
+            ("exempt_selected", "Exempt the selected subjects (with 2 chosen)"),
+            ("block_selected", "Block the selected subjects (with 2 chosen)"),
+            ("expire_selected", "Expire the selected overrides now (with 2 chosen)"),
+        ],
+    )
+    def test_the_log_says_what_was_done_to_how_many(self, action: str, words: str) -> None:
+        do(superuser(), action, [row("user:4711"), row("user:4712")])
+
+        assert [entry.get_change_message() for entry in LogEntry.objects.all()] == [words] * 2
+
+    def test_an_expiry_leaves_the_start_of_what_had_begun(self) -> None:
+        begun = row("user:1", starts=timezone.now() - DAY)
+
+        do(superuser(), "expire_selected", [begun])
+
+        assert QuotaOverride.objects.get().starts == begun.starts
 
     def test_a_block_holds_at_once(self) -> None:
         assert do(superuser(), "block_selected", [row("user:4711")]).status_code == 302
@@ -704,6 +809,16 @@ class TestListOfRules:
 
         assert words in superuser().get(self.LIST_OF_RULES).content.decode()
 
+    def test_rules_are_in_the_order_of_their_names(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"b": "1/m", "c": "1/m", "a": "1/m"}}
+
+        shown = superuser().get(self.LIST_OF_RULES).content.decode()
+
+        assert re.findall(r'\?name=(\w)"', shown) == ["a", "b", "c"]
+
+    def test_who_may_change_overrides_may_see_it(self) -> None:
+        assert operator("change_quotaoverride").get(self.LIST_OF_RULES).status_code == 200
+
     def test_it_needs_the_permission_to_view_overrides(self) -> None:
         assert operator("view_quotaoverride").get(self.LIST_OF_RULES).status_code == 200
         assert operator("view_subject", name="other").get(self.LIST_OF_RULES).status_code == 403
@@ -800,6 +915,61 @@ class TestRulePage:
         )
 
         assert set(rows) == {"198.51.100.1", "198.51.100.2"}
+
+    @pytest.mark.usefixtures("memory_store")
+    def test_who_was_refused_last_comes_first(self) -> None:
+        for second, subject in enumerate(("org:1", "org:2", "org:3", "org:1")):
+            with freeze(START + second * SECOND):
+                check("0/m", subject, name="closed")
+
+        with freeze(START + MINUTE):
+            shown = self.page(superuser(), "closed")
+
+        found = re.findall(r">(org:\d)</a></th> <td data-label=.Time.><time[^>]*>([\d:]*)", shown)
+        assert found == [("org:1", "04:40:03"), ("org:3", "04:40:02"), ("org:2", "04:40:01")]
+
+    @pytest.mark.usefixtures("memory_store")
+    def test_a_refusal_by_another_rule_is_not_listed(self) -> None:
+        check("0/m", "org:1", name="other")
+        check("5/m", "org:2", 5, name="closed")  # it is near its limit
+
+        assert re.findall("org:[12]", self.page(superuser(), "closed")) == []
+
+    def test_fifty_overrides_of_groups_are_listed(self) -> None:
+        QuotaOverride.objects.bulk_create(
+            QuotaOverride(subject=f"kind{number}:*", rule="search", mode="exempt") for number in range(52)
+        )
+
+        shown = self.page(superuser())
+
+        assert len(re.findall(r">kind\d+:\*</a>", shown)) == 50
+        assert "and 2 more" in shown
+
+    def test_a_network_beside_a_name_is_a_subject(self) -> None:
+        row("ip:2001:db8::/64+org:7", rule="search")
+
+        assert "1 subject has an override of its own." in self.words(superuser())
+
+    def test_a_subject_with_two_overrides_is_counted_once(self) -> None:
+        row("user:1", rule="search")
+        row("user:1", rule="*")
+
+        assert "1 subject has an override of its own." in self.words(superuser())
+
+    def test_a_rule_of_failed_logins_has_its_place(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {"5/10m": "ip"}}
+        settings.AUTHENTICATION_BACKENDS = [
+            "django_quota.contrib.auth.LoginQuotaBackend",
+            "django.contrib.auth.backends.ModelBackend",
+        ]
+        (rule,) = known_login_rules()
+
+        assert "QUOTA[&quot;LOGIN&quot;]" in self.page(superuser(), rule.name)
+
+    def test_it_says_how_much_is_taken_ahead(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": {"rate": "100/m", "prefetch": "2s"}}}
+
+        assert "Taken ahead each process for 2 s, all processes at most half" in self.words(superuser(), "api")
 
     @pytest.mark.usefixtures("three_refusals")
     def test_decisions_need_a_permission(self) -> None:
