@@ -9,6 +9,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
 
 from django_quota import check
 from django_quota.admin.events_page import PER_EVENTS_PAGE
@@ -158,11 +159,15 @@ def test_the_form_finds_events(client: Client, fields: dict[str, str], found: li
 
 
 @pytest.mark.usefixtures("several")
-@pytest.mark.parametrize("use_tz", [True, False], ids=["USE_TZ", "without"])
-def test_a_moment_of_the_form_is_local(client: Client, settings: Any, use_tz: bool) -> None:
+@pytest.mark.parametrize(
+    ("use_tz", "moment"), [(True, "2025-11-21T05:41"), (False, "2025-11-21T13:41")], ids=["USE_TZ", "without"]
+)
+def test_a_moment_of_the_form_is_local(client: Client, settings: Any, use_tz: bool, moment: str) -> None:
+    """In the time zone of the request with USE_TZ, else in that of the settings."""
     settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Tokyo"
 
-    found = searched(client, since="2025-11-21T13:41", until="2025-11-21T13:41")
+    with timezone.override("Europe/Berlin"):  # as a middleware does for a request
+        found = searched(client, since=moment, until=moment)
 
     assert ["by login" in line for line in found] == [True]
 

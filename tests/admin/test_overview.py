@@ -14,6 +14,7 @@ from redis.connection import AbstractConnection
 
 from django_quota import Rule, ban, check, slot
 from django_quota.admin import overview
+from django_quota.admin.overview import _warnings
 from django_quota.admin.wording import local_moment, moment_in_words
 from django_quota.core.clock import DAY
 from django_quota.features.events import EVENTS_A_PAGE, SEARCHED
@@ -189,6 +190,13 @@ class TestOnRedis:
         page = shown(client, CONTENT, **wanted)
 
         assert sorted(re.findall(r"quota-kind-(\w+)", page)) == kinds
+
+    @pytest.mark.usefixtures("redis_cache")
+    def test_fifty_events_are_shown(self, client: Client) -> None:
+        for number in range(51):
+            check("5/m", f"org:{number}", 4, name="near")
+
+        assert shown(client).count('<li class="quota-event">') == 50
 
     @pytest.mark.usefixtures("four_events")
     def test_it_says_that_no_event_matches(self, client: Client) -> None:
@@ -564,6 +572,48 @@ def test_a_time_zone_of_the_request_counts_only_with_use_tz(settings: Any, use_t
 @pytest.mark.parametrize(("used", "is_nearly_full"), [(89, False), (90, True)])
 def test_a_redis_is_nearly_full_at_nine_tenths_of_its_memory(used: int, is_nearly_full: bool) -> None:
     assert Health(0.1, used=used, most=100, policy="noeviction").is_nearly_full is is_nearly_full
+
+
+FULL = "The memory of Redis is full (10.0\xa0KB of 10.0\xa0KB), so it accepts no changes."
+
+
+@pytest.mark.parametrize(
+    ("given", "beginnings"),
+    [
+        pytest.param({}, [], id="nothing is wrong"),
+        pytest.param({"used": 9_216, "most": 10_240}, ["The memory of Redis is nearly full."], id="nearly full"),
+        pytest.param({"used": 10_240, "most": 10_240, "refuses": "OOM"}, [FULL], id="full"),
+        pytest.param(
+            {"refuses": "NOREPLICAS"}, ["Redis accepts no changes, so nothing is counted."], id="it refuses changes"
+        ),
+        pytest.param({"role": "slave"}, ["This Redis is a replica."], id="a replica"),
+        pytest.param(
+            {"most": 10_240, "policy": "allkeys-lru"},
+            ["Redis drops keys when its memory is full (maxmemory-policy allkeys-lru)."],
+            id="it evicts keys",
+        ),
+        pytest.param(
+            {"silent": ["a:1", "b:2"], "parts": [Health(0.1)]},
+            ["2 of the 3 servers of the Cluster do not answer: a:1, b:2."],
+            id="silent servers",
+        ),
+    ],
+)
+def test_the_overview_warns_of_each_risk(given: dict[str, Any], beginnings: list[str], settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"login": "5/m"}}
+
+    found = list(_warnings(Health(0.1, **given)))
+
+    assert [words[: len(beginning)] for words, beginning in zip(found, beginnings, strict=True)] == beginnings
+
+
+def test_a_redis_that_evicts_keys_names_the_rules_that_count_long(settings: Any) -> None:
+    rules = {"a": {"rate": "5/month", "algorithm": "calendar"}, "b": "5/m", "c": "5/w"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+
+    *_, words = _warnings(Health(0.1, most=10_240, policy="allkeys-lru"))
+
+    assert words.startswith("These rules count weeks, months or years there: a, c.")
 
 
 def test_a_redis_that_evicts_keys_is_a_risk() -> None:

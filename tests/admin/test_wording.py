@@ -1,9 +1,11 @@
 """What the pages call an algorithm, a subject, a duration, the value of an option, and whoever did something."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from django_quota.admin.wording import (
     algorithm_in_words,
@@ -12,6 +14,9 @@ from django_quota.admin.wording import (
     duration_in_words,
     event_in_words,
     flood_in_words,
+    next_in_words,
+    override_state,
+    raise_in_words,
     reason_in_words,
     refused_until,
     rule_in_words,
@@ -20,9 +25,12 @@ from django_quota.admin.wording import (
     subject_in_words,
     time_left_in_words,
     value_in_words,
+    why_in_words,
 )
 from django_quota.core.rules import Rule
 from django_quota.features.events import Event, Flood
+from django_quota.models import QuotaOverride
+from django_quota.operating.inspection import LimitStatus
 from django_quota.testing import freeze
 from tests.support.steps import SECOND, START
 
@@ -262,3 +270,84 @@ def test_the_numbers_of_a_flood_are_grouped() -> None:
 
     with freeze(START):
         assert flood_in_words(flood) == "refused 1,234 addresses since 04:40:00 UTC"
+
+
+LIMIT = LimitStatus(
+    rule="a",
+    rate="9/m",
+    algorithm="sliding_window",
+    limit=9,
+    used=1,
+    remaining=8,
+    retry_after=0.0,
+    reset_after=60.0,
+    why="",
+    source="",
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        pytest.param({}, "the next hit is admitted", id="now"),
+        pytest.param({"retry_after": 1.5}, "the next hit is admitted in 2 seconds", id="soon"),
+        pytest.param({"retry_after": None}, "no hit is admitted", id="never"),
+        pytest.param(
+            {"retry_after": None, "instead": "allow"}, "the next hit is admitted, and not counted", id="without a store"
+        ),
+    ],
+)
+def test_a_limit_says_when_the_next_hit_is_admitted(given: dict[str, Any], words: str) -> None:
+    assert next_in_words(replace(LIMIT, **given)) == words
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        pytest.param({}, "", id="as its rule says"),
+        pytest.param({"why": "blocked"}, "blocked by an override", id="a block"),
+        pytest.param({"why": "exempt"}, "exempt by an override", id="an exemption"),
+        pytest.param({"why": "blocked", "shadow": True}, "a shadow rule: it only reports", id="a shadow"),
+    ],
+)
+def test_a_limit_says_what_takes_its_place(given: dict[str, Any], words: str) -> None:
+    assert str(why_in_words(replace(LIMIT, **given))) == words
+
+
+@pytest.mark.parametrize(
+    ("given", "row", "words"),
+    [
+        pytest.param({}, {"rate": "+500"}, "1,500 = 1,000 + 500", id="units"),
+        pytest.param({}, None, "", id="no override"),
+        pytest.param({}, {"mode": "exempt"}, "", id="an exemption"),
+        pytest.param({"why": ""}, {"rate": "+500"}, "", id="an override that does not hold"),
+        pytest.param({}, {"rate": "x2"}, "", id="a factor"),
+        pytest.param({"limit": 2_500}, {"rate": "x2+500"}, "", id="a factor with units"),
+        pytest.param({"limit": 1_600}, {"rate": "+500"}, "", id="another limit than the rule has"),
+        pytest.param({"rule": "unknown"}, {"rate": "+500"}, "", id="a rule of a call"),
+    ],
+)
+def test_a_top_up_says_what_it_adds(
+    given: dict[str, Any], row: dict[str, str] | None, words: str, settings: Any
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"a": "1000/d"}}
+    limit = replace(LIMIT, **{"limit": 1_500, "why": "override", **given})
+
+    assert raise_in_words(limit, None if row is None else QuotaOverride(subject="user:42", **row)) == words
+
+
+@pytest.mark.parametrize(
+    ("starts", "expires", "state"),
+    [
+        pytest.param(None, None, "active", id="for good"),
+        pytest.param(-1, 1, "active", id="in its time"),
+        pytest.param(1, None, "pending", id="before its start"),
+        pytest.param(1, 2, "pending", id="before both"),
+        pytest.param(-2, -1, "ended", id="after its end"),
+        pytest.param(1, -1, "ended", id="an end before the start"),
+    ],
+)
+def test_an_override_has_a_state(starts: int | None, expires: int | None, state: str) -> None:
+    moments = [None if days is None else timezone.now() + timedelta(days=days) for days in (starts, expires)]
+
+    assert override_state(QuotaOverride(starts=moments[0], expires=moments[1])) == state

@@ -98,6 +98,14 @@ def test_the_tag_says_that_a_plan_without_a_limit_is_unlimited() -> None:
 
 
 @pytest.mark.usefixtures("unlimited")
+def test_the_bar_of_a_plan_without_a_limit_is_whole() -> None:
+    text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
+
+    assert re.findall(r'max="(\d+)" value="(\d+)"', text) == [("1", "1")]
+    assert "<strong>plan</strong> <span></span>" in text
+
+
+@pytest.mark.usefixtures("unlimited")
 def test_limits_of_a_subject_have_a_plan_without_a_limit() -> None:
     assert [(each.limit, each.used) for each in limits_of("user:7").outcomes] == [(None, 500)]
 
