@@ -118,6 +118,14 @@ class TestList:
 
         assert re.findall('<span class="quota-span">(.*)</span></td>', page) == [words]
 
+    @pytest.mark.parametrize(("label", "words"), [("", "-"), ("crawlers", "crawlers")], ids=["none", "a label"])
+    def test_it_shows_a_label_or_a_dash(self, label: str, words: str) -> None:
+        row(label=label)
+
+        shown = superuser().get(LIST).content.decode()
+
+        assert f'<span class="quota-label">label</span> {words}</td>' in shown
+
     @pytest.mark.parametrize(("length", "is_cut"), [(60, False), (61, True)], ids=["sixty characters", "one more"])
     def test_a_reason_longer_than_sixty_characters_is_cut(self, length: int, is_cut: bool) -> None:
         row(reason="x" * length)

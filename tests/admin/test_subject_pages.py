@@ -19,6 +19,7 @@ from django.utils import timezone
 from django_quota import ban, check, counter, peek, raise_limit, slot
 from django_quota.adapters import digest
 from django_quota.admin.wording import local_moment
+from django_quota.core.clock import DAY
 from django_quota.features.counters import calls
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.known_rules import known_login_rules
@@ -346,6 +347,37 @@ class TestPage:
             "action/block/",
         ]
         assert [part for part in all_parts if part in text] == parts
+
+    @pytest.mark.parametrize(
+        ("permissions", "actions"),
+        [
+            pytest.param([], set(), id="none"),
+            pytest.param(["reset_subject"], {"reset"}, id="to reset"),
+            pytest.param(["lift_ban"], {"lift"}, id="to lift bans"),
+            pytest.param(["delete_quotaoverride"], {"clear"}, id="to delete overrides"),
+            pytest.param(
+                ["add_quotaoverride", "change_quotaoverride"], {"raise", "exempt", "block"}, id="to set overrides"
+            ),
+        ],
+    )
+    def test_a_permission_has_its_buttons(self, permissions: list[str], actions: set[str]) -> None:
+        ban("login", SUBJECT, "10m")
+        override(rule="search", mode="rate", rate="20/m")
+
+        shown = page(operator("view_subject", *permissions))
+
+        assert set(re.findall(r'formaction="[^"]*action/(\w+)/"', shown)) == actions
+
+    def test_the_newest_day_comes_first(self) -> None:
+        for days in (2, 1, 0):
+            with freeze(START - days * DAY):
+                check("9/m", SUBJECT, name="counted", daily=True)
+
+        with freeze(START):
+            shown = page(superuser()).split("<h2>The last days</h2>")[1].split("</section>")[0]
+
+        found = re.findall(r'<time datetime="([^"]*)"', shown)
+        assert found == ["2025-11-21", "2025-11-20", "2025-11-19"]
 
     def test_a_name_is_escaped(self) -> None:
         User.objects.create_user("ann<b>", pk=42)

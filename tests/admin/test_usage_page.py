@@ -212,8 +212,8 @@ class TestPage:
         assert {title: counts.allowed for title, counts in totals.items()} == dict.fromkeys(totals, 7 * is_counted)
 
     def test_the_busiest_rules_come_first_by_name(self, admin: Client) -> None:
-        for rule, allowed in (("b", 5), ("a", 5), ("most", 9), ("few", 1)):
-            row("user:1", allowed=allowed, rule=rule)
+        for number, (rule, allowed) in enumerate((("b", 5), ("a", 5), ("most", 9), ("few", 1))):
+            row("user:1", TODAY - timedelta(days=9 - number), allowed, rule=rule)
         row("user:1", date(2025, 3, 1), 100, rule="of the year before")
 
         rules = page(admin, subject="user:1").context["rules"]
