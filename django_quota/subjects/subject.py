@@ -261,7 +261,7 @@ def parts_of(subject: str) -> list[str]:
 
 _HAS_VALUE = re.compile("(?!ip:)[^:=]*[:=]")
 
-_BEGINS_PART = re.compile(r"[a-z][a-z0-9_-]{0,49}:|(?:header|cookie|kwarg|get|post|json|login|key)\.|global\Z")
+_BEGINS_PART = re.compile(r"[a-z][a-z0-9_-]{0,49}:|(?:header|cookie|kwarg|get|post|json|login|key)\.|session=|global\Z")
 
 
 def _canonical(subject: str, settings: QuotaSettings) -> str:

@@ -53,6 +53,7 @@ def test_a_typed_value_becomes_the_subject_of_a_request_that_sends_it(key: str) 
         ("path:/c++/100%", "path:/c%2B%2B/100%25"), ("kwarg:pk=a+b%", "kwarg.pk:a%2Bb%25"),
         ("path:/%FF", "path:/%25FF"), ("user:ann+shop@example.org", "user:ann%2Bshop@example.org"),
         ("127.0.0.1+session=abc", f"ip:127.0.0.1+{session_subject('abc')}"),
+        ("user:7+session=abc", f"user:7+{session_subject('abc')}"),
     ],
 )  # fmt: skip
 def test_typed_texts_become_subjects(text: str, subject: str) -> None:
