@@ -88,9 +88,10 @@ OPTION = "option"
 """The name of the `Option` in the metadata of a field."""
 
 
-def declare_flag(*, default: bool, **declared: Any) -> Any:
-    """Return the field of a rule for an option that is on or off."""
-    return declare(default, fits=lambda value: isinstance(value, bool), problem="is not True or False.", **declared)
+def declare_flag(*, default: bool | None, **declared: Any) -> Any:
+    """Return the field of a rule for an option that is on or off; a default of None: the kind of subject decides."""
+    problem = "is not True, False or None." if default is None else "is not True or False."
+    return declare(default, fits=lambda value: isinstance(value, bool), problem=problem, **declared)
 
 
 def declare_number() -> Any:

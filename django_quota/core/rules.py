@@ -256,9 +256,7 @@ class Rule:
         is_shared=True,
     )
     """The used share of a limit, from 0.001 to 1, that sends `near_limit`, or several; None for never."""
-    daily: bool | None = declare(
-        None, fits=lambda value: isinstance(value, bool), problem="is not True, False or None.", is_shared=True
-    )
+    daily: bool | None = declare_flag(default=None, is_shared=True)
     """Whether to count by day what the subject was allowed and refused; None counts users only."""
     distinct: Any = declare(None, read=_as_tuple, is_shared=True)
     """Limit the different values of this key instead of hits: `"header:X-Device"`, a function of the request.
