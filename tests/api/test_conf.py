@@ -134,17 +134,20 @@ def test_the_error_of_a_setting_that_is_a_secret_does_not_show_it(name: str, val
         ("MEMORY_KEYS", 1_000, 100_000_000), ("TRUSTED_PROXY_COUNT", 0, 32),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("is_least", [True, False], ids=["least", "most"])
 class TestTheBoundsOfANumber:
-    def test_both_are_right(self, name: str, least: int, most: int, settings: Any) -> None:
-        for bound in (least, most):
-            settings.QUOTA = {name: bound}
-            assert getattr(current(), name.lower()) == bound
+    def test_each_is_right(self, name: str, least: int, most: int, is_least: bool, settings: Any) -> None:
+        settings.QUOTA = {name: least if is_least else most}
 
-    def test_a_number_outside_of_them_is_an_error(self, name: str, least: int, most: int, settings: Any) -> None:
-        for wrong in (least - 1, most + 1):
-            settings.QUOTA = {name: wrong}
-            with pytest.raises(ConfigurationError, match=f"from {least} to {most}"):
-                getattr(current(), name.lower())
+        assert getattr(current(), name.lower()) == (least if is_least else most)
+
+    def test_a_number_outside_of_them_is_an_error(
+        self, name: str, least: int, most: int, is_least: bool, settings: Any
+    ) -> None:
+        settings.QUOTA = {name: least - 1 if is_least else most + 1}
+
+        with pytest.raises(ConfigurationError, match=f"from {least} to {most}"):
+            getattr(current(), name.lower())
 
 
 @pytest.mark.parametrize(

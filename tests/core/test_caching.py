@@ -65,7 +65,7 @@ def test_the_error_of_a_cached_function_is_raised_each_time() -> None:
             fail(5)
 
 
-def test_an_attribute_is_kept_on_its_owner_and_made_once() -> None:
+def test_a_second_call_returns_the_attribute_that_the_first_kept() -> None:
     owner, made = SimpleNamespace(), list[list[int]]()
 
     def make() -> list[int]:

@@ -191,7 +191,7 @@ def test_a_refused_hit_has_no_delay() -> None:
 
 
 @pytest.mark.parametrize("attribute", ["outcomes", "binding"])
-def test_what_a_decision_reads_is_of_a_decision_and_not_of_the_class(attribute: str) -> None:
+def test_what_a_decision_reads_is_no_attribute_of_the_class(attribute: str) -> None:
     with pytest.raises(AttributeError, match=rf"^Decision\.{attribute} is an attribute of instances\.$"):
         getattr(Decision, attribute)
 

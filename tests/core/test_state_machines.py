@@ -1013,15 +1013,17 @@ def test_a_total_lives_as_long_as_the_lease_that_went_back_was_remembered(
 
 
 @pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("in_redis", [True, False], ids=["in Redis", "as specified"])
 @pytest.mark.parametrize("what", ["total", "grants"])
-def test_a_lease_that_has_ended_stays_where_the_counter_holds_something_else(places: Places, what: str) -> None:
+def test_a_lease_that_has_ended_stays_where_the_counter_holds_something_else(
+    places: Places, what: str, in_redis: bool
+) -> None:
     hit = leased_since_the_start(places, LEASED[0])
     key = hit.limits[0].key if what == "total" else hit.grants_keys[0]
     places.put(key, FOREIGN, START + 2 * TTL, *(("SET", key, "text") if what == "total" else ("RPUSH", key, *FOREIGN)))
     before = places.dump()
 
-    for run in (places.in_redis, places.specified):
-        with pytest.raises(StoreDataError):
-            run(GiveBackEnded(hit.leased_keys[0]), ENDED)
+    with pytest.raises(StoreDataError):
+        (places.in_redis if in_redis else places.specified)(GiveBackEnded(hit.leased_keys[0]), ENDED)
 
     assert places.dump() == before

@@ -112,9 +112,8 @@ class TestThePoolOfSentinels:
     def test_asks_each_with_short_time_outs(self, of_sentinel: Any, options: Any, found: tuple[float, float]) -> None:
         pool = pool_of(Which(of_sentinels(of_sentinel, **options)))
 
-        for each in pool.sentinel_manager.sentinels:
-            given = each.connection_pool.connection_kwargs
-            assert (given["socket_timeout"], given["socket_connect_timeout"]) == found
+        given = [each.connection_pool.connection_kwargs for each in pool.sentinel_manager.sentinels]
+        assert {(each["socket_timeout"], each["socket_connect_timeout"]) for each in given} == {found}
 
     def test_asks_each_once(self) -> None:
         pool = pool_of(Which(of_sentinels({})))
