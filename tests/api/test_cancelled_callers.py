@@ -13,6 +13,7 @@ from django_quota import areserve, concurrency, lock, peek
 from django_quota.types import Lease, Slot
 from tests.support.calls import get
 from tests.support.cancelling import Barrier, Steps, Where, barrier, cancelled, ended
+from tests.support.event_loops import until
 from tests.support.slots import asked_elsewhere, calls, is_asked_for_by, is_release, released_elsewhere, waiting
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -23,11 +24,6 @@ often = pytest.mark.parametrize("times", [1, 20])
 
 def is_asked_for(operation: Any) -> bool:
     return is_asked_for_by(operation) is not None
-
-
-async def until(happened: Callable[[], Any]) -> None:
-    while not happened():  # noqa: ASYNC110 — nothing tells
-        await asyncio.sleep(0)
 
 
 async def nobody_has(name: str) -> bool:

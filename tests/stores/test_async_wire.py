@@ -24,6 +24,7 @@ from django_quota.testing import RedisServer
 from tests.faults.calls import caches_at
 from tests.faults.sockets import listening
 from tests.support.commands import PATIENCE, wait_until
+from tests.support.event_loops import until
 from tests.support.outages import FAILURES, heard
 from tests.support.selection import thorough
 from tests.support.stores import caches, redis_store
@@ -38,11 +39,6 @@ def patient(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
 
 async def wire_of_this_loop() -> Any:
     return await redis_store().server.wires.get()
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    while not holds():  # noqa: ASYNC110 — nobody would tell
-        await asyncio.sleep(0)
 
 
 async def all_of(calls: Any) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.async_wire import AsyncWire
 from django_quota.stores.redis.connections import Source
 from django_quota.testing import RedisServer
+from tests.support.event_loops import until
 from tests.support.selection import thorough
 from tests.support.stores import caches, current_store
 
@@ -27,12 +27,6 @@ WITHIN = 0.7
 def hold_up(seconds: float) -> None:
     """Keep the event loop, whose thread this runs in, from all else."""
     threading.Event().wait(seconds)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 — nobody would tell
-            await asyncio.sleep(0)
 
 
 @pytest.mark.usefixtures("raw")

@@ -33,6 +33,7 @@ from django_quota.stores.redis.connections import (
 from django_quota.stores.redis.errors import ConnectFailedError
 from django_quota.stores.redis.settings import ANSWER_TIMEOUT
 from tests.support.outages import FAILURES, fail
+from tests.support.sentinels import played_sentinels
 from tests.support.steps import Clock
 
 PLACES = 2
@@ -111,11 +112,6 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     made = Site()
     monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=made.clock))
     return made
-
-
-def sentinels(address: tuple[str, int] = ("h", 1), clients: int = 1, *, is_master: bool = True) -> Any:
-    manager = SimpleNamespace(sentinels=[Mock() for _ in range(clients)])
-    return SimpleNamespace(sentinel_manager=manager, is_master=is_master, master_address=address)
 
 
 # --- a call -----------------------------------------------------------------------------------------------------------
@@ -341,7 +337,7 @@ class TestAnIdleConnection:
         assert (other.is_closed, wire.is_closed) == (False, True)
 
     def test_to_a_former_primary_is_replaced(self, site: Site) -> None:
-        pool = sentinels()
+        pool = played_sentinels()
         site.pool_with(pool)
         (wire,) = site.idle(1)
         pool.master_address = ("another", 1)
@@ -372,7 +368,7 @@ class TestANewConnection:
         assert site.disconnected == 1
 
     def test_to_a_server_that_is_no_longer_the_primary_is_closed(self, site: Site) -> None:
-        site.pool_with(sentinels(("elsewhere", 1)))
+        site.pool_with(played_sentinels(("elsewhere", 1)))
 
         site.fails(ConnectFailedError())
 
@@ -395,7 +391,7 @@ class TestANewConnection:
                 raise error or RedisTimeoutError("late")
 
             site.connects = late
-            site.pool_with(sentinels(clients=asked) if asked else None)
+            site.pool_with(played_sentinels(clients=asked) if asked else None)
             with pytest.raises(Exception, match="late") as caught:
                 site.pool.execute(("GET", "a"))
             return len(took) - len(left), caught.value
@@ -457,7 +453,7 @@ def test_another_error_of_a_new_connection_stays_as_it_is(error: Exception) -> N
 
 
 def test_a_pool_that_closes_closes_its_clients_of_sentinels(site: Site) -> None:
-    pool = sentinels(clients=2)
+    pool = played_sentinels(clients=2)
     site.pool_with(pool)
 
     site.pool.close()
@@ -469,10 +465,10 @@ def test_a_pool_that_closes_closes_its_clients_of_sentinels(site: Site) -> None:
     ("pool", "leads_elsewhere"),
     [
         (None, False),
-        (sentinels(("h", 1)), False),
-        (sentinels(("h", 2)), True),
-        (sentinels(("i", 1)), True),
-        (sentinels(("h", 2), is_master=False), False),
+        (played_sentinels(("h", 1)), False),
+        (played_sentinels(("h", 2)), True),
+        (played_sentinels(("i", 1)), True),
+        (played_sentinels(("h", 2), is_master=False), False),
     ],
     ids=["no sentinels", "the primary", "another port", "another host", "a replica that was asked for"],
 )

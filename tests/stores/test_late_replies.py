@@ -22,6 +22,8 @@ from django_quota.stores.redis.connections import GIVING_BACK, LATE, Source
 from django_quota.stores.redis.errors import ConnectFailedError
 from django_quota.testing import RedisServer
 from tests.support.commands import PATIENCE
+from tests.support.event_loops import settled, until
+from tests.support.sentinels import played_sentinels
 
 TICK = 1 / 16
 TIMEOUT = 20 * TICK
@@ -93,18 +95,6 @@ class Site:
     @property
     def under_way(self) -> Any:
         return () if self.wire._line is None else self.wire._line.under_way
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not holds():  # noqa: ASYNC110 — nobody would tell
-            await asyncio.sleep(0)
-
-
-async def settled() -> None:
-    """Let tasks go on whose futures are done."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def error_of(call: asyncio.Task[Any]) -> Any:
@@ -386,12 +376,6 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return run
 
 
-def sentinels(count: int) -> Any:
-    """Return the pool of so many sentinels, which name the server of `Connection`."""
-    manager = SimpleNamespace(sentinels=[None] * count)
-    return SimpleNamespace(sentinel_manager=manager, is_master=True, master_address=("h", 1))
-
-
 class TestANewConnection:
     @pytest.mark.parametrize(
         ("stops", "kind", "asked", "ticks"),
@@ -418,7 +402,7 @@ class TestANewConnection:
             error = await error_of(connecting)
             assert (type(error), str(error)) == (RedisTimeoutError, "Timeout connecting to server")
 
-        opening(wait, stops, kind, sentinels(asked) if asked else None)
+        opening(wait, stops, kind, played_sentinels(clients=asked) if asked else None)
 
     @pytest.mark.parametrize(
         ("stops", "error"),
@@ -443,7 +427,7 @@ class TestANewConnection:
         opening(wait, "at the greeting")
 
     def test_to_a_server_that_is_no_longer_the_primary_is_closed(self, opening: Any) -> None:
-        pool = sentinels(1)
+        pool = played_sentinels()
         pool.master_address = ("elsewhere", 1)
 
         async def wait(_: AsyncWire, __: Timers, connecting: asyncio.Task[Any]) -> None:
@@ -510,7 +494,9 @@ class TestAConnectionBehindSentinels:
 
             async def connect() -> Any:
                 options = {"socket_timeout": 1.0, "socket_connect_timeout": 2.0}
-                wire = AsyncWire(Source(Connection, options, sentinels(asked) if asked else None), 60.0, Breaker())
+                wire = AsyncWire(
+                    Source(Connection, options, played_sentinels(clients=asked) if asked else None), 60.0, Breaker()
+                )
                 await wire._connect()
 
             monkeypatch.setattr(AsyncWire, "_connect_once", fail)

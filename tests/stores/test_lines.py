@@ -21,15 +21,12 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis import async_wire
 from django_quota.stores.redis.async_wire import AsyncWire, ByLoop, Line, Loading, cancellable
 from django_quota.stores.redis.connections import ASK, CHECK_AFTER_IDLE, Source
+from tests.support.event_loops import settled
 from tests.support.outages import fail
+from tests.support.sentinels import played_sentinels
 from tests.support.steps import Clock
 
 LATE = 99.0
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 # --- a line -----------------------------------------------------------------------------------------------------------
@@ -308,7 +305,7 @@ class Wire:
     async def fail_with(self, error: BaseException, calls: int = 1) -> list[Any]:
         """Let calls wait, and fail them so; return their errors."""
         tasks = [self.execute() for _ in range(calls)]
-        await turns()
+        await settled()
         self.wire._fail(error)
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -325,10 +322,10 @@ class TestAProbe:
         async def test() -> None:
             self.due(wire := Wire())
             task = wire.execute()
-            await turns()
+            await settled()
             assert wire.breaker.is_refusing()
             task.cancel()
-            await turns()
+            await settled()
             assert not wire.breaker.is_refusing()
 
         asyncio.run(test())
@@ -366,7 +363,7 @@ class TestAWire:
         async def test() -> None:
             wire = Wire()
             tasks = [wire.execute() for _ in range(3)]
-            await turns()
+            await settled()
             assert [task.done() for task in tasks] == [False, False, True]
             with pytest.raises(StoreBusy, match="2 calls of this event loop wait until they are sent"):
                 await tasks[2]
@@ -412,7 +409,7 @@ class TestAWire:
         async def test() -> None:
             wire = Wire()
             task = wire.execute()
-            await turns()
+            await settled()
             wire.wire._open.reset_mock()
             wire.wire.lost(Mock(is_asked=False), None, [])
             wire.wire._open.assert_called_once_with()
@@ -425,9 +422,9 @@ class TestAWire:
         async def test() -> None:
             fail((wire := Wire()).breaker, failures)
             task, future = wire.execute(), asyncio.get_running_loop().create_future()
-            await turns()
+            await settled()
             wire.wire.lost(Mock(is_asked=False), RedisTimeoutError("x"), [future])
-            await turns()
+            await settled()
             assert task.done() is not waits
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -441,11 +438,9 @@ class TestAWire:
     )
     def test_uses_only_a_line_that_leads_to_the_primary(self, address: Any, is_closing: bool, is_fit: bool) -> None:
         async def test() -> None:
-            manager = SimpleNamespace(sentinels=[])
-            pool = SimpleNamespace(sentinel_manager=manager, is_master=True, master_address=address)
             line = Mock(connection=SimpleNamespace(host="h", port=1))
             line.transport.is_closing.return_value = is_closing
-            wire = Wire(sentinels=address and pool).wire
+            wire = Wire(sentinels=address and played_sentinels(address)).wire
             assert wire._is_fit(line, has_read=True) is is_fit
             assert line.lost.call_args_list == ([] if is_fit else [call(None)])
 
@@ -588,7 +583,7 @@ class TestAScriptThatIsSent:
             assert not await loading.by_another("a")
             assert not await loading.by_another("b")
             waiting = asyncio.ensure_future(loading.by_another("a"))
-            await turns()
+            await settled()
             assert not waiting.done()
             loading.done("a")
             assert await waiting
@@ -601,9 +596,9 @@ class TestAScriptThatIsSent:
             loading = Loading()
             await loading.by_another("a")
             gone, waits = (asyncio.ensure_future(loading.by_another("a")) for _ in range(2))
-            await turns()
+            await settled()
             gone.cancel()
-            await turns()
+            await settled()
             loading.done("a")
             assert await waits
 
@@ -622,7 +617,7 @@ class TestACallOfRedisPy:
 
         async def test() -> None:
             task = asyncio.ensure_future(cancellable(hides()))
-            await turns()
+            await settled()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert task.cancelled()

@@ -7,7 +7,9 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.test import override_settings
@@ -76,3 +78,9 @@ def reasons_both_ways(caches: dict[str, Any], secret: str = "") -> list[str]:
         assert not secret or secret not in "".join(traceback.format_exception(caught.value))
         reasons.append(caught.value.reason)
     return reasons
+
+
+def played_sentinels(address: tuple[str, int] = ("h", 1), clients: int = 1, *, is_master: bool = True) -> Any:
+    """Return a pool of so many sentinels that a test plays. `address`: of the primary that they name."""
+    manager = SimpleNamespace(sentinels=[Mock() for _ in range(clients)])
+    return SimpleNamespace(sentinel_manager=manager, is_master=is_master, master_address=address)
