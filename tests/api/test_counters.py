@@ -679,14 +679,18 @@ def test_a_wrong_option_is_refused(option: str, value: Any, words: str) -> None:
         counter(**{"name": "views", option: value})
 
 
-@pytest.mark.parametrize("ttl", [1, timedelta(days=36_600)], ids=["a second", "a hundred years"])
-def test_a_counter_lives_for(ttl: Any) -> None:
-    assert counter("views", ttl=ttl).ttl == (ttl if isinstance(ttl, timedelta) else timedelta(seconds=ttl))
+@pytest.mark.parametrize(
+    ("ttl", "found"),
+    [(1, timedelta(seconds=1)), (timedelta(days=36_600), timedelta(days=36_600))],
+    ids=["a second", "a hundred years"],
+)
+def test_a_counter_lives_for_its_ttl(ttl: Any, found: timedelta) -> None:
+    assert counter("views", ttl=ttl).ttl == found
 
 
 @MEMORY
 class TestWhatCountersHold:
-    """Of a subject, as the pages of operators show it."""
+    """What the pages of operators show of a subject's counters."""
 
     @pytest.fixture(autouse=True)
     def none_is_made(self, memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -744,7 +748,7 @@ class TestWhatCountersHold:
 
 
 @REDIS
-def test_a_key_that_is_no_counter_hides_no_other_one(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_no_counter_hides_none_of_the_others(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "made", {})
     counter("views").set("user:1", 5)
     raw.rpush(f"{BASE}:c:coins", "foreign")

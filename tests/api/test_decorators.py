@@ -175,7 +175,7 @@ def test_a_limit_that_contradicts_one_far_below_it_is_refused_at_import(other: A
         other(stacked)
 
 
-def test_a_rate_that_is_misspelled_is_taken_for_no_name() -> None:
+def test_a_misspelled_rate_is_not_taken_for_a_name() -> None:
     with pytest.raises(RuleError, match="'5/mx' is not a rate") as refused:
         quota("5/mx")
 

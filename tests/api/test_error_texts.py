@@ -1,4 +1,4 @@
-"""Lists and errors in the words of the reader."""
+"""Shortened lists, and errors in the reader's language."""
 
 import pytest
 from django.utils import translation

@@ -408,7 +408,7 @@ class TestMany:
         self.grant_all(1, 5_000)
         assert left(CREDITS) == {"5000": 1}
 
-    def test_what_comes_back_to_one_of_as_many_as_are_kept_has_its_id(self) -> None:
+    def test_units_that_come_back_to_the_oldest_kept_grant_have_its_id(self) -> None:
         CREDITS.grant(ORG, 9, id="first", expires="1h")
         reservation = reserve(CREDITS, ORG, 9)
         self.grant_all(KEPT_GRANTS - 1)

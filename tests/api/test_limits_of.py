@@ -100,15 +100,21 @@ class TestOfARequest:
         pytest.param("staff", User(pk=7, is_staff=True, is_active=False), ["office"], id="a user who left the staff"),
         pytest.param("staff", User(pk=7), ["office"], id="another user"),
         pytest.param(["192.0.2.0/24"], "org:192.0.2.1", ["office"], id="a name that is written as an address"),
-        pytest.param(["192.0.2.0/24"], "ip:192.0.2.1+user:7", ["office"], id="an address beside a user"),
     ],
 )
 def test_of_a_subject_rules_that_exempt_it_are_left_out(exempt: Any, subject: Any, rules: Any, settings: Any) -> None:
-    key = ("ip", "user") if "+" in str(subject) else FORBIDDEN
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"office": {"rate": "1/m", "key": key, "exempt": exempt}}}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"office": {"rate": "1/m", "key": FORBIDDEN, "exempt": exempt}}}
     settings.ROOT_URLCONF = "tests.support.urls"
 
     assert [rule for rule, *_ in shown(limits_of(subject)) if rule == "office"] == rules
+
+
+def test_an_address_beside_a_user_is_not_exempt_as_an_address(settings: Any) -> None:
+    rule = {"rate": "1/m", "key": ("ip", "user"), "exempt": ["192.0.2.0/24"]}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"office": rule}}
+    settings.ROOT_URLCONF = "tests.support.urls"
+
+    assert [rule for rule, *_ in shown(limits_of("ip:192.0.2.1+user:7")) if rule == "office"] == ["office"]
 
 
 def test_rules_of_other_methods_are_left_out() -> None:

@@ -45,7 +45,7 @@ from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START
-from tests.support.stores import caches, current_store
+from tests.support.stores import caches, current_store, spy
 
 SUBJECT = "ip:203.0.113.9"
 
@@ -205,20 +205,17 @@ class TestTheWay:
     def test_a_late_answer_to_an_earlier_message_leaves_the_next_one_to_be_sent_again(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        store, is_sent, is_answered = get_limiter().store, threading.Event(), threading.Event()
-        run = store.run
+        is_sent, is_answered = threading.Event(), threading.Event()
 
-        def run_late(*given: Any) -> Any:
-            reply = run(*given)
-            if isinstance(given[0], AddMetrics):
+        def answer_late(operation: Any) -> None:
+            if isinstance(operation, AddMetrics):
                 is_sent.set()
                 assert is_answered.wait(PATIENCE)
-            return reply
 
         check("9/m", SUBJECT, name="a")
         with ThreadPoolExecutor(1) as threads:
             with monkeypatch.context() as patched:
-                patched.setattr(store, "run", run_late)
+                spy(patched, after=answer_late)
                 late = threads.submit(count_what_waits)
                 assert is_sent.wait(PATIENCE)
             count_what_waits()
@@ -532,7 +529,7 @@ class TestWhileTheStoreIsAway:
 
 
 @pytest.mark.usefixtures("redis_cache", "overridden")
-def test_a_round_says_that_the_store_did_not_answer_what_is_counted_without_it() -> None:
+def test_sending_what_was_counted_raises_while_the_store_does_not_answer() -> None:
     check(RULE, "user:1")
 
     with no_answer(), pytest.raises(StoreUnavailable):

@@ -612,7 +612,7 @@ def test_an_error_that_leaves_a_view_is_an_outage_unless_it_was_reported_where_i
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_nobody_is_told_how_limits_stand_while_the_store_does_not_answer() -> None:
+def test_a_look_at_limits_raises_while_the_store_does_not_answer() -> None:
     asks = [Ask(Rule.make("local", "9/m", on_unavailable="local"), "user:1", 0)]
 
     with no_answer(), pytest.raises(StoreUnavailable, match="did not say what is left"):
@@ -620,7 +620,7 @@ def test_nobody_is_told_how_limits_stand_while_the_store_does_not_answer() -> No
 
 
 class TestAServiceWhoseCallFails:
-    """Such as a counter, whose callers get the error."""
+    """A counter, for example: it raises the error to its caller."""
 
     def fail(self, error: StoreUnavailable, keys: list[str]) -> Outages:
         outages = Outages()
@@ -629,7 +629,7 @@ class TestAServiceWhoseCallFails:
             OutageReportingStore(store, outages).run(cast("Any", SimpleNamespace(keys=keys)))
         return outages
 
-    def test_begins_no_outage_for_want_of_a_command_that_decisions_do_not_need(self) -> None:
+    def test_begins_no_outage_if_a_command_is_denied_that_decisions_do_not_need(self) -> None:
         assert not self.fail(StoreCommandDenied("no permission to run ZADD"), ["a"]).is_on
 
     def test_names_three_of_its_keys_at_most(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -725,7 +725,7 @@ def test_a_process_says_every_five_seconds_that_it_is_alive(clock: Clock, monkey
         pytest.param("3/300d", {"algorithm": "token_bucket", "burst": 36}, 36, id="all, where half is too slow"),
     ],
 )
-def test_one_of_two_processes_admits_its_half(rate: str, options: dict[str, Any], hits: int) -> None:
+def test_what_one_of_two_processes_admits_by_itself(rate: str, options: dict[str, Any], hits: int) -> None:
     know_of_processes(2)
 
     with freeze(START):

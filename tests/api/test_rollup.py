@@ -605,7 +605,7 @@ class TestReport:
     """What a roll-up says of two users, each of whom made three checks and was refused once."""
 
     @pytest.fixture(autouse=True)
-    def counted(self, redis_cache: None, database: Any) -> None:
+    def counted(self, redis_cache: None, database: Any, at_one_time: None) -> None:
         for user in ("user:1", "user:2"):
             for _ in range(3):
                 check("2/h", user, name="search")

@@ -118,7 +118,7 @@ def test_what_is_being_made_while_a_setting_changes_is_made_again(change: Callab
             change(part)
         return found
 
-    runtime = Runtime()  # the signal keeps none
+    runtime = Runtime()  # in a variable, since the signal holds receivers weakly
     part = runtime.part(make, end=closed.append)
 
     assert part.get() == "from settings 1"
@@ -241,5 +241,5 @@ class TestATestRunner:
 
         assert (runtime.is_of_site("default"), runtime.is_tested()) == (True, False)
 
-    def test_a_database_that_it_has_added_is_none_of_the_site(self, runtime: Runtime) -> None:
+    def test_an_alias_that_was_added_later_is_one_of_the_site(self, runtime: Runtime) -> None:
         assert runtime.is_of_site("added later")

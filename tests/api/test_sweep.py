@@ -139,14 +139,23 @@ def test_leases_of_a_counter_that_have_ended_are_reported(raw: redis.Redis, dry_
     assert (report.sets, report.removed) == (1, 2)
 
 
-@pytest.mark.parametrize("kind", [*sorted({*KEY_KINDS} - {"leased"}), "bans"])
+@pytest.mark.parametrize("kind", sorted(DROPPED))
 def test_expired_entries_are_dropped_from_sets_that_are_scored_by_expiry(raw: redis.Redis, kind: str) -> None:
     key = system_key("quota", "bans") if kind == "bans" else a_key(kind)
     put(raw, key, {"old": START, "new": START + 1})
 
     swept()
 
-    assert list(entries_of(raw, key)) == (["new"] if kind in DROPPED else ["old", "new"])
+    assert list(entries_of(raw, key)) == ["new"]
+
+
+@pytest.mark.parametrize("kind", sorted({*KEY_KINDS} - {"leased"} - {*DROPPED}))
+def test_keys_of_other_kinds_keep_their_entries(raw: redis.Redis, kind: str) -> None:
+    put(raw, key := a_key(kind), {"old": START, "new": START + 1})
+
+    swept()
+
+    assert list(entries_of(raw, key)) == ["old", "new"]
 
 
 HOUR_MS = 3_600_000
@@ -214,14 +223,7 @@ def test_the_position_of_a_sweep_that_is_killed_expires(raw: redis.Redis, monkey
 
 def test_a_resumed_sweep_does_not_repeat_keys(raw: redis.Redis) -> None:
     fill(raw, 4_000, entries=1)
-    stop, pages = threading.Event(), list[int]()
-
-    def advance(count: int) -> None:
-        pages.append(count)
-        if len(pages) == 3:
-            stop.set()
-
-    first = swept(stop=stop, advance=advance)
+    first = stopped(3)
     assert (first.complete, raw.ttl(POSITION) > 0) == (False, True)
     second = swept()
     assert (second.resumed, second.complete, left(raw)) == (True, True, 0)

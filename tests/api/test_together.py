@@ -205,18 +205,19 @@ class TestTiersOfTheDatabase:
 
         assert DailyCounter.objects.get().tier == "free"
 
-    def test_the_beginning_of_a_long_tier_is_kept(self) -> None:
-        day = SubjectDay("key", "user:1", NOW.date())
 
-        (tier,) = DayCounts.read(day, ["plans:a", "1", "plans:t", "x" * 101]).tiers.values()
+def test_the_beginning_of_a_long_tier_is_kept() -> None:
+    day = SubjectDay("key", "user:1", NOW.date())
 
-        assert tier == "x" * 100
+    (tier,) = DayCounts.read(day, ["plans:a", "1", "plans:t", "x" * 101]).tiers.values()
+
+    assert tier == "x" * 100
 
 
 @pytest.mark.usefixtures("database", "memory_store", "frozen")
 class TestSubjectsOfRules:
     @pytest.fixture(autouse=True)
-    def three(self, database: Any, memory_store: None) -> None:
+    def four_rows(self, database: Any, memory_store: None) -> None:
         for days_ago, rule in ((5, "a"), (3, "b"), (4, "a"), (1, "c")):
             saved(rule, days_ago, subject=f"user:{days_ago}")
 

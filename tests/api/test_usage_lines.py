@@ -21,7 +21,7 @@ from django_quota.features.usage.rollup import roll_up
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
 from django_quota.testing import freeze
-from tests.support.commands import json_of
+from tests.support.commands import json_of, said
 
 pytestmark = [pytest.mark.usefixtures("either_store"), pytest.mark.django_db(transaction=True)]
 
@@ -276,8 +276,9 @@ def test_a_rule_that_is_named_twice_is_printed_once() -> None:
 def test_the_command_prints_a_month_from_its_first_day_to_its_last(month: str) -> None:
     first = date.fromisoformat(f"{month}-01")
     last = (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
-    for units, day in enumerate((first - timedelta(days=1), first, last, last + timedelta(days=1))):
-        DailyCounter.objects.create(subject="org:1", rule="api", day=day, allowed=1, units=10**units)
+    days = (first - timedelta(days=1), first, last, last + timedelta(days=1))
+    for units, day in zip((1, 10, 100, 1_000), days, strict=True):
+        DailyCounter.objects.create(subject="org:1", rule="api", day=day, allowed=1, units=units)
 
     with freeze(noon("2027-03-01")):
         assert printed("--month", month) == "org:1  api: 110 units, 2 allowed, 0 refused\n"
@@ -285,11 +286,8 @@ def test_the_command_prints_a_month_from_its_first_day_to_its_last(month: str) -
 
 def test_a_misspelled_rule_of_the_command_gets_a_hint(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "5/d"}}
-    notes = StringIO()
 
-    call_command("quota_usage", "--month", "2026-10", "--rule", "serch", stdout=StringIO(), stderr=notes)
-
-    assert 'Did you mean "search"?' in notes.getvalue()
+    assert 'Did you mean "search"?' in said("quota_usage", "--month", "2026-10", "--rule", "serch")
 
 
 @pytest.mark.usefixtures("october")

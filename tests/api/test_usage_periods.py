@@ -1,8 +1,8 @@
 """In which period of the calendar a day of usage is, and on which days usage may wait in the store."""
 
-from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -72,15 +72,9 @@ def test_usage_may_wait_in_the_store_on_these_days() -> None:
 def test_what_waits_is_moved_before_lines_until_november_are_read(
     by: Any, now: datetime, is_moved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved: list[Any] = []
-
-    def roll_up(*_: Any, **options: Any) -> Sequence[None]:
-        moved.append(options)
-        return ()
-
-    monkeypatch.setattr(rollup, "roll_up", roll_up)
+    monkeypatch.setattr(rollup, "roll_up", roll_up := Mock(return_value=()))
 
     with freeze(now):
         move_waiting(date(2026, 11, 1), by)
 
-    assert moved == [{"prefix": "quota"}] * is_moved
+    assert [each.kwargs for each in roll_up.call_args_list] == [{"prefix": "quota"}] * is_moved

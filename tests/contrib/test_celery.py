@@ -2,8 +2,8 @@
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -406,29 +406,37 @@ class TestAPlaceTakenWhenATaskIsPublished:
     def test_the_id_of_the_caller_stays(self, task: Any) -> None:
         assert task.quota_apply_async((3,), task_id="a-task").id == "a-task"
 
-    @pytest.mark.parametrize(
-        ("expires", "is_published"),
-        [
-            pytest.param(12.12, False, id="at its turn"),
-            pytest.param(12.13, True, id="after its turn"),
-            pytest.param(12, False, id="before its turn"),
-            pytest.param(None, True, id="never"),
-        ],
-    )
-    @pytest.mark.parametrize("is_moment", [False, True], ids=["in seconds", "as a moment"])
-    def test_a_task_is_published_if_it_expires_after_its_turn(
-        self, expires: float | None, is_published: bool, is_moment: bool, site: Site, task: Any
-    ) -> None:
+    @pytest.fixture(params=[False, True], ids=["in seconds", "as a moment"])
+    def publish_third(self, site: Site, request: pytest.FixtureRequest) -> Callable[[float], str]:
+        """Publish a task that expires after some seconds, and whose turn is in 12.12; returns its id."""
         limited = site.task(name="limited", quota="10/m")
         for number in (1, 2):
             limited.quota_apply_async((number,))
-        now = datetime.fromtimestamp(site.clock.now / SECOND, UTC)
-        ends: Any = now + timedelta(seconds=expires) if is_moment and expires is not None else expires
 
-        with nullcontext() if is_published else pytest.raises(TaskWouldExpire):
-            limited.quota_apply_async((3,), expires=ends)
+        def publish(seconds: float) -> str:
+            now = datetime.fromtimestamp(site.clock.now / SECOND, UTC)
+            expires: Any = now + timedelta(seconds=seconds) if request.param else seconds
+            return str(limited.quota_apply_async((3,), expires=expires, task_id="third").id)
 
-    def test_the_expiry_of_the_task_itself_counts_too(self, site: Site, task: Any) -> None:
+        return publish
+
+    def test_a_task_is_published_if_it_expires_after_its_turn(self, publish_third: Any) -> None:
+        assert publish_third(12.13) == "third"
+
+    @pytest.mark.parametrize("seconds", [12.12, 12], ids=["at its turn", "before its turn"])
+    def test_a_task_that_expires_before_it_could_start_is_not_published(
+        self, seconds: float, publish_third: Any
+    ) -> None:
+        with pytest.raises(TaskWouldExpire):
+            publish_third(seconds)
+
+    def test_a_task_that_never_expires_is_published(self, site: Site) -> None:
+        limited = site.task(name="limited", quota="10/m")
+        limited.quota_apply_async((1,))
+
+        assert limited.quota_apply_async((2,), expires=None, task_id="second").id == "second"
+
+    def test_the_expiry_of_the_task_itself_counts_too(self, site: Site) -> None:
         limited = site.task(name="limited", quota="10/m", expires=5)
         limited.quota_apply_async((1,))
 

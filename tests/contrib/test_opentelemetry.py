@@ -266,7 +266,7 @@ def test_an_observer_gets_the_duration_in_seconds(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_duration_leaves_out_the_time_in_which_a_client_sends_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, seconds = list[float](), iter([1, 2, 7])  # it begins, and reads for five seconds
+    heard, seconds = list[float](), iter([1, 2, 7])  # the decision begins at 1; the body is read from 2 to 7
 
     def timed(_: Any, seconds: float) -> None:
         heard.append(seconds)
