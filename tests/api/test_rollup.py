@@ -31,7 +31,7 @@ from django_quota.management.commands import quota_rollup
 from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
-from tests.support.commands import Manage, managing, said, wait_until
+from tests.support.commands import Manage, Terminal, managing, said, wait_until
 from tests.support.days import Died, before_rows_are_saved, count, dying
 from tests.support.inputs import inputs
 from tests.support.outages import mostly_late, no_answer
@@ -638,9 +638,8 @@ class TestReport:
 
         assert len(rows()) == 1
 
-    def test_on_a_terminal_it_counts_the_days_that_are_moved(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        terminal = StringIO()
-        monkeypatch.setattr(terminal, "isatty", lambda: True)
+    def test_on_a_terminal_it_counts_the_days_that_are_moved(self) -> None:
+        terminal = Terminal()
 
         call_command("quota_rollup", stdout=StringIO(), stderr=terminal)
 

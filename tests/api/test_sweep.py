@@ -29,7 +29,7 @@ from django_quota.operating import sweep as sweeping
 from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SWEEP_SCAN_COUNT, Sweeper, SweepReport
 from django_quota.stores.scanning import Patience
 from django_quota.testing import freeze
-from tests.support.commands import ROOT, Manage, json_of, managing, said, wait_until
+from tests.support.commands import ROOT, Manage, Terminal, json_of, managing, said, wait_until
 from tests.support.inputs import inputs
 from tests.support.outages import mostly_late, no_answer
 from tests.support.steps import SECOND, START
@@ -514,11 +514,8 @@ def test_a_signal_ends_a_sweep_that_repeats(manage: Manage, raw: redis.Redis) ->
         pytest.param(False, 2000, "", id="no terminal"),
     ],
 )
-def test_progress_is_drawn_on_a_terminal_without_colour(
-    is_terminal: bool, total: int | None, last: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = io.StringIO()
-    monkeypatch.setattr(written, "isatty", lambda: is_terminal)
+def test_progress_is_drawn_on_a_terminal_without_colour(is_terminal: bool, total: int | None, last: str) -> None:
+    written = Terminal() if is_terminal else io.StringIO()
     wrapper = OutputWrapper(written)  # as commands have it
     wrapper.style_func = lambda text: f"<red>{text}</red>"
 

@@ -21,7 +21,7 @@ from django_quota.features.usage.rollup import roll_up
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter
 from django_quota.testing import freeze
-from tests.support.commands import json_of, said
+from tests.support.commands import Terminal, json_of, said
 
 pytestmark = [pytest.mark.usefixtures("either_store"), pytest.mark.django_db(transaction=True)]
 
@@ -291,9 +291,8 @@ def test_a_misspelled_rule_of_the_command_gets_a_hint(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("october")
-def test_the_command_draws_how_many_lines_are_printed_beside_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
+def test_the_command_draws_how_many_lines_are_printed_beside_a_file() -> None:
+    terminal = Terminal()
 
     call_command("quota_usage", "--month", "2026-10", "--verbosity", "0", stdout=StringIO(), stderr=terminal)
 
@@ -301,9 +300,8 @@ def test_the_command_draws_how_many_lines_are_printed_beside_a_file(monkeypatch:
 
 
 @pytest.mark.usefixtures("october")
-def test_the_command_draws_no_bar_between_lines_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
+def test_the_command_draws_no_bar_between_lines_on_a_terminal() -> None:
+    terminal = Terminal()
 
     call_command("quota_usage", "--month", "2026-10", "--verbosity", "0", stdout=terminal, stderr=terminal)
 

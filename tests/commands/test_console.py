@@ -23,7 +23,7 @@ from django_quota.management.commands.quota_status import Command as Status
 from django_quota.management.console import QuotaCommand, bar, progress, stopping
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.testing import RedisServer
-from tests.support.commands import PATIENCE, Manage, managing, said
+from tests.support.commands import PATIENCE, Manage, Terminal, managing, said
 from tests.support.stores import caches
 
 COMMANDS = [
@@ -288,8 +288,7 @@ class TestSignals:
 def test_a_bar_of_progress_is_not_drawn_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([8.0, 8.0, 8.1, 8.3, 8.3, 8.4])
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(moments)))
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    terminal = Terminal()
 
     with progress(terminal, "Sweeping", None) as advance:
         for _ in range(3):

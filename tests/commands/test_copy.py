@@ -22,7 +22,7 @@ from django_quota.limiting.registry import make_store
 from django_quota.management.commands import quota_copy
 from django_quota.operating.copying import KEYS_A_CALL, CopiedStore, Copier
 from django_quota.testing import freeze
-from tests.support.commands import said
+from tests.support.commands import Terminal, said
 from tests.support.steps import MINUTE, SECOND, START
 
 Direction = tuple[str, str]
@@ -450,10 +450,9 @@ def test_json_has_each_number(use: Callable[[str], None]) -> None:
     }  # fmt: skip
 
 
-def test_on_a_terminal_it_draws_its_progress(use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_it_draws_its_progress(use: Callable[[str], None]) -> None:
     CREDITS.incr(USER, 7)
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    terminal = Terminal()
 
     call_command("quota_copy", "--from", "database", "--to", "redis", stdout=io.StringIO(), stderr=terminal)
 

@@ -297,7 +297,7 @@ def moment(text: str) -> int:
          ["2026-10-03T14:30+00:00", "2026-10-03T15:30+00:00", "2026-10-03T16:00+00:00"]),
         ("hour", 1, LORD_HOWE, "2026-04-04T14:58+00:00",
          ["2026-04-04T14:00+00:00", "2026-04-04T15:00+00:00", "2026-04-04T15:30+00:00"]),
-        # The next period begins there.
+        # Where the clock jumps, one period ends and the next one begins.
         ("hour", 1, LORD_HOWE, "2026-10-03T15:45+00:00",
          ["2026-10-03T15:30+00:00", "2026-10-03T16:00+00:00", "2026-10-03T17:00+00:00"]),
         ("hour", 1, LORD_HOWE, "2026-04-04T15:15+00:00",
@@ -308,7 +308,7 @@ def moment(text: str) -> int:
          ["2026-09-26T13:55+00:00", "2026-09-26T14:00+00:00", "2026-09-26T14:15+00:00"]),
         ("minute", 12, CHATHAM, "2026-09-26T14:01+00:00",
          ["2026-09-26T14:00+00:00", "2026-09-26T14:03+00:00", "2026-09-26T14:15+00:00"]),
-        # To the second: Liberia was 44 minutes and 30 seconds behind until 1972.
+        # To the second: Liberia was at UTC-00:44:30 until 1972.
         ("hour", 1, "Africa/Monrovia", "1972-01-07T00:50+00:00",
          ["1972-01-07T00:44:30+00:00", "1972-01-07T01:00+00:00", "1972-01-07T02:00+00:00"]),
         # Where it jumps within an hour, at 02:45, that hour ends there.
@@ -340,7 +340,9 @@ def test_periods_are_those_of_the_clocks_that_people_have(
     ],
     ids=["of the calendar", "of a subject"],
 )
-def test_a_moment_outside_the_periods_that_a_caller_sends_is_told(options: dict[str, Any], outside: list[str]) -> None:
+def test_a_moment_outside_the_periods_that_a_caller_sends_is_reported(
+    options: dict[str, Any], outside: list[str]
+) -> None:
     limit = Rule.make("rule", "1/month", algorithm="calendar", **options).limits[0]
     p = limit.parameters(moment("2026-11-21T12:00+00:00"))
     moments = {

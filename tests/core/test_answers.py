@@ -22,7 +22,7 @@ def answer_to(*asks: Ask, mode: Any = "check") -> Answer:
     return question.answer(driven(lambda operation, at: operation.run(states, at), question, mode, START))
 
 
-@pytest.mark.parametrize(
+AND_TAKEN = pytest.mark.parametrize(
     ("asks", "taken"),
     [
         pytest.param([Ask(API, USER, 1)], ["api"], id="a hit"),
@@ -34,22 +34,26 @@ def answer_to(*asks: Ask, mode: Any = "check") -> Answer:
         pytest.param([Ask(NEAR, USER, 1)], ["near"], id="a hit that is reported"),
     ],
 )
+TAKEN_OR_NOT = pytest.mark.parametrize("cost", [1, 6], ids=["taken", "refused"])
+
+
 class TestTaken:
+    @AND_TAKEN
     def test_an_answer_says_what_the_store_has_taken(self, asks: list[Ask], taken: list[str]) -> None:
         answer = answer_to(*asks)
 
         assert answer.took_anything() is bool(taken)
         assert {place.rule: hit.moment for place, hit in answer.receipt().taken.items()} == dict.fromkeys(taken, START)
 
-    def test_nothing_is_left_of_what_was_given_back(self, asks: list[Ask], taken: list[str]) -> None:
-        undone = answer_to(*asks).undone(Decision.without_limit(allowed=False))
+    @TAKEN_OR_NOT
+    def test_nothing_is_left_of_what_was_given_back(self, cost: int) -> None:
+        undone = answer_to(Ask(API, USER, cost)).undone(Decision.without_limit(allowed=False))
 
         assert (undone.took_anything(), undone.receipt().taken, undone.decision.allowed) == (False, {}, False)
 
-    def test_what_was_given_back_is_known_with_the_time_when_it_was_decided(
-        self, asks: list[Ask], taken: list[str]
-    ) -> None:
-        answer = answer_to(*asks)
+    @TAKEN_OR_NOT
+    def test_what_was_given_back_is_known_with_the_time_when_it_was_decided(self, cost: int) -> None:
+        answer = answer_to(Ask(API, USER, cost))
 
         assert answer.undone(answer.decision).decided_at == answer.decided_at == START
 
@@ -60,6 +64,11 @@ def test_without_an_answer_of_the_store_nothing_was_taken() -> None:
     assert (answer.took_anything(), answer.decided_at, list(answer.events()), answer.standings()) == (
         False, None, [], [],
     )  # fmt: skip
+
+
+def test_an_answer_without_the_store_can_be_undone() -> None:
+    answer = Answer(answer_to(Ask(API, USER, 1)).resolved, Decision.without_limit())
+
     assert answer.undone(Decision.without_limit(allowed=False)).decision.allowed is False
 
 

@@ -40,10 +40,10 @@ def test_a_duration_in_words_is_rounded_up_to_the_smaller_of_two_units(seconds: 
 
 
 @pytest.fixture
-def earlier() -> Iterator[Callable[[], int | None] | None]:
-    """The clock of the process, which the test may change."""
+def own_clock() -> Iterator[None]:
+    """The test may change the clock of the process; it is put back."""
     kept = use_clock(None)
-    yield kept
+    yield
     use_clock(kept)
 
 
@@ -54,14 +54,14 @@ def test_freeze_sets_every_clock(clock: Callable[[], int | None]) -> None:
 
 
 @pytest.mark.parametrize("clock", [now, steady_now])
-@pytest.mark.usefixtures("earlier")
+@pytest.mark.usefixtures("own_clock")
 def test_the_clock_of_the_process_sets_every_clock(clock: Callable[[], int]) -> None:
     use_clock(lambda: START)
 
     assert clock() == START
 
 
-@pytest.mark.usefixtures("earlier")
+@pytest.mark.usefixtures("own_clock")
 def test_freeze_takes_precedence_over_the_clock_of_the_process() -> None:
     use_clock(lambda: START)
 
@@ -69,14 +69,14 @@ def test_freeze_takes_precedence_over_the_clock_of_the_process() -> None:
         assert now() == START + 1
 
 
-@pytest.mark.usefixtures("earlier")
+@pytest.mark.usefixtures("own_clock")
 def test_a_clock_of_the_process_may_leave_the_time_to_the_store() -> None:
     use_clock(lambda: None)
 
     assert frozen_now() is None
 
 
-@pytest.mark.usefixtures("earlier")
+@pytest.mark.usefixtures("own_clock")
 def test_a_new_clock_of_the_process_returns_the_one_before_it() -> None:
     def clock() -> int:
         return START

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_quota.core.flow import Flow, FlowBlock, IOCall, run_async, run_sync, run_to_the_end, sleep, to_the_end
+from tests.support.cancelling import cancelled, ended
 
 
 class Stop(BaseException):
@@ -39,11 +40,11 @@ def in_async_code(flow: Flow[Any]) -> Any:
     return asyncio.run(run_async(flow))
 
 
-both_ways = pytest.mark.parametrize("run", [run_sync, in_async_code], ids=["sync", "async"])
+in_either_way = pytest.mark.parametrize("run", [run_sync, in_async_code], ids=["sync", "async"])
 errors = pytest.mark.parametrize("error", [ValueError("no"), Stop("now")], ids=["an error", "the end of the process"])
 
 
-@both_ways
+@in_either_way
 def test_a_flow_gets_the_results_of_its_calls(run: Callable[[Flow[Any]], Any]) -> None:
     def flow() -> Flow[list[int]]:
         one = yield doubled(1)
@@ -53,7 +54,7 @@ def test_a_flow_gets_the_results_of_its_calls(run: Callable[[Flow[Any]], Any]) -
     assert run(flow()) == [2, 4]
 
 
-@both_ways
+@in_either_way
 def test_a_flow_without_calls_has_a_result(run: Callable[[Flow[Any]], Any]) -> None:
     def flow() -> Flow[int]:
         yield from ()
@@ -62,7 +63,7 @@ def test_a_flow_without_calls_has_a_result(run: Callable[[Flow[Any]], Any]) -> N
     assert run(flow()) == 5
 
 
-@both_ways
+@in_either_way
 @errors
 def test_the_error_of_a_call_is_raised_where_the_flow_made_it(
     error: BaseException, run: Callable[[Flow[Any]], Any]
@@ -76,7 +77,7 @@ def test_the_error_of_a_call_is_raised_where_the_flow_made_it(
     assert run(flow()) == (error, 6)
 
 
-@both_ways
+@in_either_way
 @errors
 def test_an_error_that_the_flow_does_not_catch_is_that_of_the_caller(
     error: BaseException, run: Callable[[Flow[Any]], Any]
@@ -107,7 +108,7 @@ def test_an_async_caller_may_say_how_a_call_is_made() -> None:
     assert asyncio.run(run_async(flow(), perform)) == len("a call")
 
 
-@both_ways
+@in_either_way
 def test_a_flow_can_sleep(run: Callable[[Flow[Any]], Any]) -> None:
     def flow() -> Flow[str]:
         yield sleep(0)
@@ -137,7 +138,7 @@ def test_other_tasks_run_while_a_flow_sleeps() -> None:
 # --- to the end -------------------------------------------------------------------------------------------------------
 
 
-class Steps:
+class TwoCalls:
     """A flow of two calls, the first of which waits until the test lets it go on."""
 
     def __init__(self, error: BaseException | None = None) -> None:
@@ -161,22 +162,19 @@ class Steps:
 @pytest.mark.parametrize("error", [None, ValueError("no")], ids=["a result", "an error"])
 def test_a_flow_runs_to_its_end_however_often_its_caller_is_cancelled(error: Exception | None, times: int) -> None:
     async def cancel() -> tuple[bool, bool]:
-        steps = Steps(error)
+        steps = TwoCalls(error)
         caller = asyncio.ensure_future(run_to_the_end(steps.flow()))
         await steps.begun.wait()
-        for _ in range(times):
-            caller.cancel()
-            await asyncio.sleep(0)
+        await cancelled(caller, times)
         steps.may_end.set()
-        await asyncio.wait([caller])
-        return steps.ended, caller.cancelled()
+        return await ended(caller), steps.ended
 
     assert asyncio.run(cancel()) == (True, True)
 
 
 def test_a_cancelled_caller_gets_the_first_of_its_cancellations() -> None:
     async def cancel() -> list[Any]:
-        steps, seen = Steps(), list[Any]()
+        steps, seen = TwoCalls(), list[Any]()
 
         async def call() -> None:
             try:
@@ -201,13 +199,12 @@ def test_an_error_of_a_flow_whose_caller_was_cancelled_is_not_reported_as_forgot
 
     async def cancel() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-        steps = Steps(ValueError("no"))
+        steps = TwoCalls(ValueError("no"))
         caller = asyncio.ensure_future(run_to_the_end(steps.flow()))
         await steps.begun.wait()
-        caller.cancel()
-        await asyncio.sleep(0)
+        await cancelled(caller, 1)
         steps.may_end.set()
-        await asyncio.wait([caller])
+        await ended(caller)
         del caller, steps
         gc.collect()
 
@@ -216,7 +213,7 @@ def test_an_error_of_a_flow_whose_caller_was_cancelled_is_not_reported_as_forgot
     assert reported == []
 
 
-@both_ways
+@in_either_way
 def test_a_caller_that_is_not_cancelled_gets_the_result(run: Callable[[Flow[Any]], Any]) -> None:
     def outer() -> Flow[Any]:
         def inner() -> Flow[Any]:
@@ -227,7 +224,7 @@ def test_a_caller_that_is_not_cancelled_gets_the_result(run: Callable[[Flow[Any]
     assert run(outer()) == 4
 
 
-@both_ways
+@in_either_way
 def test_a_caller_that_is_not_cancelled_gets_the_error(run: Callable[[Flow[Any]], Any]) -> None:
     def outer() -> Flow[Any]:
         def inner() -> Flow[None]:
@@ -304,7 +301,7 @@ def test_a_block_is_left_with_its_error_which_it_does_not_hide(error: BaseExcept
 
 def test_a_block_is_left_to_its_end_by_a_task_that_is_cancelled_while_it_leaves() -> None:
     async def cancel() -> tuple[bool, bool]:
-        steps = Steps()
+        steps = TwoCalls()
 
         class Slow(Block):
             def leaving(self, error: BaseException | None) -> Flow[None]:
@@ -316,10 +313,8 @@ def test_a_block_is_left_to_its_end_by_a_task_that_is_cancelled_while_it_leaves(
 
         task = asyncio.ensure_future(in_block())
         await steps.begun.wait()
-        task.cancel()
-        await asyncio.sleep(0)
+        await cancelled(task, 1)
         steps.may_end.set()
-        await asyncio.wait([task])
-        return steps.ended, task.cancelled()
+        return await ended(task), steps.ended
 
     assert asyncio.run(cancel()) == (True, True)

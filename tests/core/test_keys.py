@@ -58,8 +58,8 @@ def test_a_key_is_read_back(subject: str, rule: str, prefix: str) -> None:
 
 LONG = "k" * MAX_PART
 """The longest subject that is not replaced by its digest."""
-LONG_ESCAPED = "é" * 33 + "kk"
-"""The same, of characters that a key has escaped: six for each é."""
+LONG_ESCAPED = "é" * (MAX_PART // 6) + "k" * (MAX_PART % 6)
+"""The longest of which a key has six characters for each é."""
 TOO_LONG = pytest.mark.parametrize(
     "subject",
     [LONG + "k", LONG + "k" * 5_000, LONG_ESCAPED + "k", "\ud800" * 300],

@@ -7,6 +7,7 @@ import redis
 
 from django_quota import Rule
 from django_quota.core.algorithms.stock import MAX_INT64
+from django_quota.core.clock import DAY
 from django_quota.engine.codec import Adjust
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import AppendEvents, EventLog, ReadEvents, RecordHits
@@ -18,7 +19,6 @@ from django_quota.features.usage import days
 from tests.support.steps import MINUTE, START, hits_of
 from tests.support.stores import current_store
 
-DAY = 86_400_000_000
 SPARE = 3_600_000
 """For how many milliseconds a key outlives its content where a test passes the time in."""
 KEYS = ("total", "grants")

@@ -243,11 +243,11 @@ def test_the_nearest_override_applies_whichever_came_first(order: int, nearest: 
 @pytest.mark.parametrize("subject", BY_DISTANCE)
 @pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
 def test_at_each_distance_an_override_of_the_rule_comes_first(order: int, subject: str) -> None:
-    rows = [Override(1, subject, "a", "exempt"), Override(2, subject, "*", "blocked"), Override(3, "*", "a", "shadow")]
+    rows = [Override(1, subject, "a", "exempt"), Override(2, subject, "*", "blocked")]
 
     matching = OverrideTable(rows[::order]).matching("a", BY_DISTANCE[0])
 
-    assert [each.pk for each in matching if each.subject == subject][:1] == [3 if subject == "*" and order < 0 else 1]
+    assert [each.pk for each in matching] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -269,13 +269,14 @@ def test_an_override_applies_to_exactly_its_subject_once(subject: str) -> None:
     assert len(OverrideTable([Override(1, subject, "*", "blocked")]).of_subject(subject)) == 1
 
 
-@pytest.mark.parametrize("subject", ["user:2", "ip:192.0.2.0/24", "*"])
-def test_an_override_that_moves_to_another_subject_leaves_the_earlier_one(subject: str) -> None:
+@pytest.mark.parametrize(("subject", "left"), [("user:2", []), ("ip:192.0.2.0/24", ["ip:192.0.2.0/24"]), ("*", ["*"])])
+def test_an_override_that_moves_to_another_subject_leaves_the_earlier_one(subject: str, left: list[str]) -> None:
     table = OverrideTable([Override(1, "ip:192.0.2.0/28", "*", "blocked"), Override(2, "user:1", "*", "exempt")])
 
     table.put(Override(1, subject, "*", "blocked"))
 
-    assert [table.of_subject("ip:192.0.2.1") != [], len(table)] == [subject != "user:2", 2]
+    assert [each.subject for each in table.of_subject("ip:192.0.2.1")] == left
+    assert len(table) == 2
 
 
 def test_an_unknown_override_is_not_dropped() -> None:

@@ -15,10 +15,10 @@ OF_API, OF_MAIL = Place("api", USER), Place("mail", USER)
 LIMITS: Any = {"the key of a limit": ("sliding_window", "50")}
 
 
-def receipt(cost: int, moment: int, *rules: Rule, share: str = "", **hit: Any) -> Receipt:
+def receipt(cost: int, moment: int, *rules: Rule, share: str = "") -> Receipt:
     """Return the receipt of a hit of each rule that took so many units."""
     asks = [Ask(rule, USER, cost) for rule in rules or (API,)]
-    return Receipt.new(asks, {ask.place: Taken(moment, LIMITS, share, **hit) for ask in asks}, moment)
+    return Receipt.new(asks, {ask.place: Taken(moment, LIMITS, share) for ask in asks}, moment)
 
 
 NOTHING = Receipt.new([Ask(API, USER, 3)], {}, START)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from django_quota import Rule, counter
+from django_quota.core.clock import DAY
 from django_quota.core.overrides import Override, OverrideMode, OverrideTable
 from django_quota.engine import resolving
 from django_quota.engine.asks import Ask, Asked, Place
@@ -12,9 +13,8 @@ from django_quota.engine.compiled import compiled
 from django_quota.engine.events import NO_LOG
 from django_quota.engine.resolving import Resolved, Scope, event_log_of, hits_of, resolve, rule_under
 from django_quota.exceptions import RuleError
-from tests.support.steps import MINUTE, SECOND, START
+from tests.support.steps import MINUTE, START
 
-DAY = 86_400 * SECOND
 USER = "user:1"
 PLAIN = Rule.make("plain", "5/m; 9/h")
 SHADOW, ASIDE = Rule.make("shadow", "5/m", shadow=True), Rule.make("aside", "5/m", block=False)
@@ -164,10 +164,11 @@ class TestWithoutAStore:
 
         decision = resolved.unlimited(degraded=degraded)
 
-        assert (decision.allowed, decision.rule or "", decision.degraded) == (True, name, degraded)
+        assert (decision.allowed, decision.rule, decision.degraded) == (True, name, degraded)
 
 
 SCOPE = Scope("site", database_prefix="shared")
+NAMESAKE = Rule.make("plain", "99/d")
 
 
 class TestHits:
@@ -202,11 +203,11 @@ class TestHits:
 
     @pytest.mark.parametrize("change", [{"cost": 2}, {"is_estimate": True}, {"value": "a1"}], ids=str)
     def test_rules_of_one_name_that_ask_for_different_hits_are_an_error(self, change: Any) -> None:
-        asks = [Ask(PLAIN, USER, 1), Ask(Rule.make("plain", "99/d"), USER, 1)]
-        assert len(hits_of(asks, SCOPE, START)) == 1
-
         with pytest.raises(RuleError, match="a name of its own"):
-            hits_of([asks[0], asks[1]._replace(**change)], SCOPE, START)
+            hits_of([Ask(PLAIN, USER, 1), Ask(NAMESAKE, USER, 1)._replace(**change)], SCOPE, START)
+
+    def test_rules_of_one_name_make_one_hit(self) -> None:
+        assert len(hits_of([Ask(PLAIN, USER, 1), Ask(NAMESAKE, USER, 1)], SCOPE, START)) == 1
 
     @pytest.mark.parametrize(
         ("rule", "moment"),

@@ -16,6 +16,7 @@ from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import WindowEntry
 from django_quota.core.algorithms.subscription import PeriodCount
 from django_quota.core.algorithms.token_bucket import Bucket
+from django_quota.core.clock import DAY
 from django_quota.core.flow import run_sync
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Adjust, Flag, Reply
@@ -113,7 +114,7 @@ def assert_as_before(after: Mapping[str, Any], before: Mapping[str, Any], now: i
 
 
 @inputs(400)
-@given(phase=st.integers(0, 86_400 * SECOND), steps=STEPS)
+@given(phase=st.integers(0, DAY), steps=STEPS)
 def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) -> None:
     together, apart, now = DictStates(), Apart(), START + phase
     taken: list[Receipt] = []
@@ -191,8 +192,8 @@ def test_what_was_taken_before_a_refusal_or_a_failure_is_given_back(last: Rule, 
 
 
 A_DAY = Rule.make("a-day", "5/d", algorithm="calendar")
-DAYS = 3 * 86_400 * SECOND
-"""For longer than a limit of days knows the edges."""
+DAYS = 3 * DAY
+"""Longer than the periods whose edges are sent for a limit of days."""
 
 
 def test_what_was_taken_of_a_day_that_has_ended_stays_counted() -> None:

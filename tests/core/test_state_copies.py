@@ -99,17 +99,27 @@ def test_a_key_without_a_ttl_is_kept_as_long_as_the_sweep_would(places: Places, 
     assert places.in_redis(ReadStates([key]), START) == [StateCopy(5, START + 400 * DAY)]
 
 
-@pytest.mark.parametrize("is_taken", [False, True], ids=["nothing lies there", "something lies there"])
-@pytest.mark.parametrize("expires", [START - 1, START, START + 1], ids=["expired", "expires now", "expires later"])
-def test_a_copy_is_written_if_it_still_counts(expires: int, is_taken: bool, places: Places) -> None:
+@pytest.mark.parametrize(
+    ("expires", "is_taken", "reply", "found"),
+    [
+        pytest.param(START + 1, False, 1, 5, id="it is written"),
+        pytest.param(START + 1, True, 0, 7, id="something lies there"),
+        pytest.param(START, False, 1, None, id="it expires now"),
+        pytest.param(START - 1, False, 1, None, id="it has expired"),
+        pytest.param(START, True, 1, 7, id="it expires now, where something lies"),
+        pytest.param(START - 1, True, 1, 7, id="it has expired, where something lies"),
+    ],
+)
+def test_a_copy_is_written_unless_it_has_expired_or_its_key_is_taken(
+    expires: int, is_taken: bool, reply: int, found: int | None, places: Places
+) -> None:
+    """0 is the reply if the copy would replace something."""
     key, grants = "quota:1:{user:1}:c:credits", "quota:1:{user:1}:grants:credits"
     if is_taken:
         places.run(Set((key, grants), 7, MINUTE), START)
 
-    reply = places.run(WriteStates({key: StateCopy(5, expires)}), START)
-
-    assert reply == [int(not is_taken or expires <= START)]
-    assert places.states.get(key, START) == (7 if is_taken else 5 if expires > START else None)
+    assert places.run(WriteStates({key: StateCopy(5, expires)}), START) == [reply]
+    assert places.states.get(key, START) == found
 
 
 def test_different_values_are_written_as_they_were_counted(places: Places) -> None:

@@ -310,7 +310,7 @@ def test_no_store_differs_in_what_was_taken_on_two_days(
     receipts = [each.receipt(places.decide(each, "check", START + n * DAY)) for n, each in enumerate((first, more))]
     receipt = receipts[0].extended(receipts[1])
 
-    for _ in range(2):  # the second time only where it is not remembered
+    for _ in range(2):  # settling again changes nothing
         settling = first.settled(receipt, [actual], until=until)
         places.decide(settling, "adjust", START + DAY + SECOND)
         receipt = receipt if until else receipt.emptied()

@@ -37,6 +37,13 @@ def json_of(command: str, **options: Any) -> list[Any]:
     return [json.loads(line) for line in printed.getvalue().splitlines()]
 
 
+class Terminal(StringIO):
+    """What a command writes to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def said(*words: str) -> Any:
     """Run a command; return its output and then its notes, or with `--json` the value that it prints."""
     out, notes = StringIO(), StringIO()
