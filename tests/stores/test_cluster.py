@@ -597,21 +597,34 @@ def test_the_reports_name_the_server_that_is_gone_after_the_others_were_walked(
     assert f"1 of the 3 servers of the Cluster do not answer: 127.0.0.1:{gone.port}." in page
 
 
-def test_the_report_shows_the_fullest_server_with_the_worst_policy(cluster: Cluster) -> None:
-    bound = cluster.servers[1].client
-    used = int(bound.info("memory")["used_memory"])
-    try:
-        bound.config_set("maxmemory", 4 * used)
-        bound.config_set("maxmemory-policy", "allkeys-lru")
-        found = health(current_store(), "quota")
-        assert (found.policy, found.may_evict, found.most, found.servers) == ("allkeys-lru", True, 0, 3)
-        assert 0.2 < (found.fullest or 0) < 0.4
-        assert not found.is_nearly_full
-        bound.config_set("maxmemory", used + used // 20)
-        assert health(current_store(), "quota").is_nearly_full
-    finally:
-        bound.config_set("maxmemory", 0)
-        bound.config_set("maxmemory-policy", "noeviction")
+@pytest.fixture
+def evicting(cluster: Cluster) -> Iterator[Callable[[float], None]]:
+    """Let a server of the Cluster evict keys, and fill its memory to such a share."""
+    server = cluster.servers[1].client
+
+    def fill_to(share: float) -> None:
+        server.config_set("maxmemory-policy", "allkeys-lru")
+        server.config_set("maxmemory", int(server.info("memory")["used_memory"] / share))
+
+    yield fill_to
+    server.config_set("maxmemory", 0)
+    server.config_set("maxmemory-policy", "noeviction")
+
+
+def test_the_report_shows_the_fullest_server_with_the_worst_policy(evicting: Callable[[float], None]) -> None:
+    evicting(0.25)
+
+    found = health(current_store(), "quota")
+
+    assert (found.policy, found.may_evict, found.most, found.servers) == ("allkeys-lru", True, 0, 3)
+    assert 0.2 < (found.fullest or 0) < 0.4
+    assert not found.is_nearly_full
+
+
+def test_a_cluster_is_nearly_full_if_one_of_its_servers_is(evicting: Callable[[float], None]) -> None:
+    evicting(2)  # the server may free memory meanwhile, as that of clients which have left
+
+    assert health(current_store(), "quota").is_nearly_full
 
 
 # --- servers that do not answer ---------------------------------------------------------------------------------------
