@@ -334,7 +334,6 @@ class TestHiddenValues:
     def two_bans(self, rules: None, redis_cache: Any, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "LOGIN": {"1/10m": ["username", "ip"]}}
         settings.AUTHENTICATION_BACKENDS = ["django_quota.contrib.auth.LoginQuotaBackend", MODEL]
-        settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
         User.objects.create_user("ann0")
         for text in (self.LOGIN, self.HEADER):
             ban("login", parse_subject_input(text), "10m")

@@ -16,6 +16,7 @@ from django_quota.subjects.subject import override_subject
 from django_quota.testing import clear
 from tests.admin.operators import superuser
 from tests.support.catalogs import LANGUAGES
+from tests.support.selection import thorough
 
 LIST = "/admin/django_quota/quotaoverride/"
 RULES = {
@@ -126,7 +127,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|„[^“]*“|“[^”]*”|algorithm=
 
 @pytest.mark.usefixtures("database")
 @pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("language", ["de", "zh-hans"])
+@pytest.mark.parametrize("language", ["de", thorough("variants", "zh-hans")])
 def test_a_form_says_what_is_wrong_in_the_language(language: str, given: dict[str, str]) -> None:
     def errors_in(asked: str) -> list[str]:
         client = superuser(f"reads {asked}", headers={"accept-language": asked})

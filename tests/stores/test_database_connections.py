@@ -253,6 +253,7 @@ def test_a_new_connection_that_cannot_be_set_up_is_closed(on_postgres: DatabaseS
     assert [each.closed for each in opened] == [True] * len(opened) != []
 
 
+@pytest.mark.thorough("scale")
 def test_a_statement_that_fills_all_buffers_is_sent_whole(on_postgres: DatabaseStore) -> None:
     sent = "x" * 20_000_000
     assert on_postgres.read(lambda _: Statement("SELECT length(?::text), ?::text", (sent, sent))) == [[len(sent), sent]]

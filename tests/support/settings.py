@@ -35,6 +35,7 @@ TEMPLATES = [
     }
 ]
 STATIC_URL = "/static/"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # the default one takes a third of a second
 CACHES = {
     "default": {
         "BACKEND": "django_redis.cache.RedisCache",
