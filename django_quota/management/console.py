@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import codecs
 import json
 import os
@@ -263,6 +264,20 @@ def duration_of(option: str, given: object) -> float | None:
     with suppress(TypeError, ValueError):
         given = float(cast("Any", given))
     return parse_duration(option, given, examples="60 (seconds), '10m' or '7d'") / SECOND
+
+
+def add_verbs(parser: CommandParser, meanings: Mapping[str, str]) -> list[CommandParser]:
+    """Add what a command can do, and return a parser for each verb. Django's own options may follow the verb, too."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="|".join(meanings))
+    added = [verbs.add_parser(name, help=meaning) for name, meaning in meanings.items()]
+    hidden: Any = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}  # what stands before the verb holds
+    for verb in added:
+        for option in ("--settings", "--pythonpath"):
+            verb.add_argument(option, **hidden)
+        for option in ("--traceback", "--no-color", "--force-color", "--skip-checks"):
+            verb.add_argument(option, action="store_true", **hidden)
+        verb.add_argument("-v", "--verbosity", type=int, choices=range(4), **hidden)
+    return added
 
 
 def add_by(parser: CommandParser) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, load_command_class
 from django.db import DatabaseError, ProgrammingError, connection
 
 from django_quota import check
@@ -155,6 +155,28 @@ def test_no_name_moves_the_cursor_of_a_terminal(words: tuple[str, ...]) -> None:
 def test_bytes_that_are_not_utf_8_are_named(words: tuple[str, ...]) -> None:
     with pytest.raises(CommandError, match=r"\\udcff.*has bytes that are not UTF-8"):
         call_command(*words)
+
+
+DJANGOS_OPTIONS = [
+    "--settings=tests.support.settings",
+    "--pythonpath=.",
+    "--traceback",
+    "--no-color",
+    "--force-color",
+    "--skip-checks",
+    "--verbosity=0",
+    "-v3",
+]
+
+
+@pytest.mark.parametrize("option", DJANGOS_OPTIONS)
+@pytest.mark.parametrize("command", ["quota_bans", "quota_override"])
+def test_an_option_of_django_means_the_same_before_the_verb_and_after_it(command: str, option: str) -> None:
+    parser = load_command_class("django_quota", command).create_parser("manage.py", command)
+
+    before, after = parser.parse_args([option, "list"]), parser.parse_args(["list", option])
+
+    assert vars(after) == vars(before) != vars(parser.parse_args(["list"]))
 
 
 @pytest.mark.usefixtures("redis_cache")

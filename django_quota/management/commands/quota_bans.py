@@ -17,6 +17,7 @@ from django_quota.management.console import (
     SUBJECT_HELP,
     QuotaCommand,
     add_by,
+    add_verbs,
     author_of,
     duration_of,
     second_of,
@@ -31,10 +32,12 @@ class Command(QuotaCommand):
     help = "List, set and lift bans. A ban is a temporary block under one rule that has ban=."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|set|lift")
-        listing = verbs.add_parser("list", help="show those in force, the first to end first")
-        setting = verbs.add_parser("set", help="ban a subject from now on")
-        lifting = verbs.add_parser("lift", help="end the bans of a subject; what was counted stays")
+        meanings = {
+            "list": "show those in force, the first to end first",
+            "set": "ban a subject from now on",
+            "lift": "end the bans of a subject; what was counted stays",
+        }
+        listing, setting, lifting = add_verbs(parser, meanings)
         listing.add_argument("--subject", help="only of this subject, for example user:42")
         listing.add_argument("--rule", metavar="NAME", help="only from this rule")
         setting.add_argument("rule", metavar="RULE", help="a rule with ban=")

@@ -18,7 +18,7 @@ from django_quota.core.overrides import ALL_RULES
 from django_quota.error_texts import some_of
 from django_quota.features.authors import Author
 from django_quota.limiting.override_rows import set_override, write_database
-from django_quota.management.console import QuotaCommand, add_by, author_of, duration_of, quantity
+from django_quota.management.console import QuotaCommand, add_by, add_verbs, author_of, duration_of, quantity
 from django_quota.models import QuotaOverride, QuotaOverrideQuerySet
 from django_quota.operating.lookup import override_problems, parse_override_input, parse_rule_input
 from django_quota.operating.override_lists import read_list, save_list
@@ -46,15 +46,14 @@ class Command(QuotaCommand):
     help = "List, set, import and clear overrides, which give subjects another rate, exempt them, or block them."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|set|import|clear")
         meanings = {
             "list": "show them",
             "set": "add or change one",
             "import": "replace those with a label by a list of addresses and networks",
             "clear": "delete them",
         }
-        for name, meaning in meanings.items():
-            verb = verbs.add_parser(name, help=meaning)
+        verbs = add_verbs(parser, meanings)
+        for name, verb in zip(meanings, verbs, strict=True):
             verb.add_argument("--json", action="store_true", help="print JSON, with times in UTC")
             verb.add_argument("--rule", metavar="NAME", help=_RULE_HELP[name])
             if name != "list":
@@ -69,7 +68,7 @@ class Command(QuotaCommand):
                 end = verb.add_mutually_exclusive_group()
                 end.add_argument("--for", dest="span", metavar="SPAN", help="how long, for example 30m, 2h or 7d")
                 end.add_argument("--until", metavar="WHEN", help="a date and time, for example 2030-01-31T12:00")
-        listing, setting, importing, clearing = (verbs.choices[name] for name in meanings)
+        listing, setting, importing, clearing = verbs
         listing.add_argument("--subject", help="only of this subject, for example user:42")
         listing.add_argument("--active", action="store_true", help="only those that hold now")
         setting.add_argument("subject", help=OVERRIDE_SUBJECT_HELP)
