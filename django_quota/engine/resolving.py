@@ -174,10 +174,13 @@ def resolve(
     A blocked subject can still get back what it has used, and a forced hit counts for it, too. `counters_only`: limits
     are off.
     """
+    asked = asks
     if counters_only:
-        return Resolved(asks, [ask for ask in asks if isinstance(ask.rule, Take)], now)
+        return Resolved(asked, [ask for ask in asks if isinstance(ask.rule, Take)], now)
+    if mode == "force":  # a hit that is counted even without room is refused by no rule
+        asks = [Ask(ask.rule.but(block=False), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
     if not table.by_pk:
-        return Resolved(asks, asks, now)
+        return Resolved(asked, asks, now)
     for_store: list[Ask] = []
     by_override: list[ByOverride] = []
     overridden: set[Place] = set()
@@ -195,7 +198,7 @@ def resolve(
             for_store.append(Ask(rule_under(rule, override), *ask[1:]))
             if override.mode == "rate":
                 overridden.add(ask.place)
-    return Resolved(asks, for_store, now, by_override, overridden)
+    return Resolved(asked, for_store, now, by_override, overridden)
 
 
 def hits_of(asks: Sequence[Ask], scope: Scope, moment: int, overridden: Set[Place] = frozenset()) -> tuple[Hit, ...]:

@@ -291,8 +291,6 @@ def _decided_flow(asking: Flow[Sequence[Ask]], mode: AskMode, subject: AnySubjec
         refuse_distinct(asks, "refund() cannot take one back; reset() forgets all")
     elif mode == "force":
         refuse_distinct(asks, "it cannot be forced")
-        # A forced hit is counted even without room, so the rule does not block.
-        asks = [Ask(ask.rule.but(block=False), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
     request = None if isinstance(subject, str) else django_request(subject)
     answer = yield from answer_flow(asks, mode, request)
     return answer.decision

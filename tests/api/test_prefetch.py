@@ -145,6 +145,11 @@ class TestAShareEnds:
             allowed(50)
             assert refund(HOT, SUBJECT, 5).remaining == 955
 
+    def test_with_a_forced_hit_that_sees_what_was_spent(self) -> None:
+        with freeze(START):
+            allowed(50)
+            assert check(HOT, SUBJECT, 5, force=True).remaining == 945
+
     @pytest.mark.parametrize("change", ["b 0 0 ", "r 0 0 5/m", "x 0 0 "], ids=["block", "rate", "exempt"])
     def test_when_an_override_begins(self, change: str) -> None:
         with freeze(START):
