@@ -858,6 +858,32 @@ class TestReset:
     def test_a_quiet_reset_says_nothing(self) -> None:
         assert run("quota_reset", SUBJECT, "--verbosity", "0") == ""
 
+    @pytest.mark.usefixtures("counted", "database")
+    def test_the_log_of_the_admin_has_what_a_user_resets(self) -> None:
+        ann = User.objects.create_user("ann")
+
+        run("quota_reset", SUBJECT, "--rule", "search", "--by", "ann")
+
+        entry = LogEntry.objects.get()
+        assert (entry.object_id, entry.user, entry.change_message) == (SUBJECT, ann, "Reset: search")
+
+    @pytest.mark.usefixtures("counted", "database")
+    @pytest.mark.parametrize(
+        "words",
+        [
+            pytest.param(["--dry-run", "--by", "ann"], id="if nothing is changed"),
+            pytest.param(["--rule", "serch", "--by", "ann"], id="of a rule that counted nothing"),
+            pytest.param(["--by", "the watchdog"], id="by nobody who has an account"),
+            pytest.param([], id="by nobody"),
+        ],
+    )
+    def test_the_log_of_the_admin_has_no_reset(self, words: list[str]) -> None:
+        User.objects.create_user("ann")
+
+        run("quota_reset", SUBJECT, *words)
+
+        assert not LogEntry.objects.exists()
+
     @pytest.mark.usefixtures("counted")
     def test_a_subject_whose_name_only_begins_alike_is_left(self) -> None:
         with freeze(START):
