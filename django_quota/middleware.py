@@ -29,8 +29,8 @@ from django_quota.http.limited_requests import (
     request_state,
     unavailable,
 )
+from django_quota.http.request_rules import rule_index
 from django_quota.http.request_slots import Holding, slot_index, take_slots_flow
-from django_quota.http.site_rules import rule_index
 from django_quota.limiting.registry import get_limiter
 
 __all__ = ["QuotaMiddleware"]

@@ -3,8 +3,7 @@
 `django_quota.middleware` enters a request and closes it. The modules, in the order in which a request meets them:
 
 * `limited_requests`: the steps that the middleware, `@quota` and the integrations share, and the state of a request.
-* `request_rules`: the rules of a request, and those that wait for its view.
-* `site_rules`: the configured rules and slots that match a request.
+* `request_rules`: the rules of a request, from the settings and from `@quota`, and those that wait for its view.
 * `request_slots`: the slots that a request holds.
 * `decorators`: `@quota` and `@concurrency`.
 * `views`: what kind of view a decorator is on, its path, and its mark.

@@ -29,10 +29,9 @@ from django_quota.core.rules import Rule
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask
 from django_quota.features.request_end import closers_of
-from django_quota.http.request_rules import Limited, rules_before, rules_of
+from django_quota.http.request_rules import Limited, rules_before, rules_of, site_rules
 from django_quota.http.responses import aanswer_refusal, add_headers, answer_refusal, decision_of
 from django_quota.http.settlements import settle_by_response_flow
-from django_quota.http.site_rules import site_rules
 from django_quota.limiting.asking import CountedPlaces, asked_flow
 from django_quota.limiting.registry import get_limiter
 from django_quota.subjects.addresses import is_from_exempt_network

@@ -34,7 +34,7 @@ from django_quota.core.rule_options import Network
 from django_quota.core.rules import Rule, default_tier_of, parts_of_key
 from django_quota.engine.asks import Ask
 from django_quota.features.usage.days import last_tiers
-from django_quota.http.site_rules import site_rules
+from django_quota.http.request_rules import site_rules
 from django_quota.http.wording import when_in_words
 from django_quota.limiting.api import ENTRIES_AT_ONCE, AnySubject, answer_flow, django_request, run_call
 from django_quota.limiting.asking import asked_flow

@@ -35,10 +35,9 @@ from django_quota.http.limited_requests import (
     undo_flow,
     write_own_headers,
 )
-from django_quota.http.request_rules import is_decided_later
+from django_quota.http.request_rules import RuleIndex, is_decided_later
 from django_quota.http.responses import aanswer_refusal, answer_refusal, decision_of
 from django_quota.http.settlements import show
-from django_quota.http.site_rules import RuleIndex
 from django_quota.http.views import called_view, wrap_view
 from django_quota.limiting.asking import tier_flow
 from django_quota.limiting.registry import get_limiter

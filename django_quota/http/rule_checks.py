@@ -33,9 +33,8 @@ from django_quota.core.matching import Match, Pattern
 from django_quota.core.rules import DEFAULT, DEFAULT_TIERS, Rule, dotted_path, parts_of_key
 from django_quota.documentation import page
 from django_quota.http.decorators import BARE_HINT, WithoutRate
-from django_quota.http.request_rules import is_decided_later
+from django_quota.http.request_rules import applies_to, is_decided_later
 from django_quota.http.request_slots import SlotRule, site_slot
-from django_quota.http.site_rules import applies_to
 from django_quota.http.view_lookup import (
     Endpoint,
     decorated_views,

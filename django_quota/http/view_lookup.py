@@ -15,9 +15,8 @@ from django.urls import ResolverMatch
 from django_quota.conf import current
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.rules import Rule
-from django_quota.http.request_rules import Limited
+from django_quota.http.request_rules import Limited, applies_to
 from django_quota.http.request_slots import SlotRule
-from django_quota.http.site_rules import applies_to
 from django_quota.http.views import (
     Mark,
     Noted,

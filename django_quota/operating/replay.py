@@ -32,7 +32,7 @@ from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import DictStates
 from django_quota.engine.resolving import Scope, hits_of
-from django_quota.http.site_rules import RuleIndex
+from django_quota.http.request_rules import RuleIndex
 from django_quota.limiting.asking import asked_flow
 from django_quota.limiting.known_rules import url_patterns
 from django_quota.operating.access_log import LogFormat, LogLine, UnreadableLineError

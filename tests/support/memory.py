@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from django_quota.conf import current
-from django_quota.http import site_rules
+from django_quota.http import request_rules
 from django_quota.limiting import metrics, refusals, unasked
 from django_quota.limiting.fallback import Workers
 from django_quota.limiting.registry import get_limiter
@@ -60,8 +60,8 @@ def know_of_processes(number: int) -> None:
 
 
 def with_room_for_paths(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_rules, "MAX_KNOWN", number)
+    monkeypatch.setattr(request_rules, "MAX_KNOWN", number)
 
 
 def remembered_paths() -> list[str]:
-    return [path for path, *_ in site_rules.rule_index(current())._known]
+    return [path for path, *_ in request_rules.rule_index(current())._known]

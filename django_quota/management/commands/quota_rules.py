@@ -24,7 +24,7 @@ from django_quota.core.decisions import Outcome
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import Rule, option_in_words
-from django_quota.http.site_rules import site_rules
+from django_quota.http.request_rules import site_rules
 from django_quota.http.view_lookup import rules_of_endpoint
 from django_quota.limiting.asking import asked_flow
 from django_quota.limiting.known_rules import known_rules
