@@ -26,8 +26,17 @@ from django_quota.exceptions import ConfigurationError
 from django_quota.http.request_rules import rules_of_view
 from django_quota.management.commands.quota_replay import rules_on_views
 from django_quota.operating.access_log import UnreadableLineError, find_format, read_time
-from django_quota.operating.replay import MAX_TEXT, RuleSet, Traffic, find_refusals, read_rules, read_traffic
-from django_quota.operating.tightest import Demand, demands, tightest
+from django_quota.operating.replay import (
+    MAX_TEXT,
+    Demand,
+    RuleSet,
+    Traffic,
+    demands,
+    find_refusals,
+    read_rules,
+    read_traffic,
+    tightest,
+)
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import clear, freeze
 from tests.support.inputs import inputs

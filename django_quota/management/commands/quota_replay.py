@@ -33,8 +33,17 @@ from django_quota.http.view_lookup import endpoints
 from django_quota.limiting.known_rules import known_rules, known_slots, url_patterns
 from django_quota.management.console import QuotaCommand, printable, progress, quantity
 from django_quota.operating.access_log import find_format
-from django_quota.operating.replay import ReplayedRefusals, RuleSet, Traffic, find_refusals, read_rules, read_traffic
-from django_quota.operating.tightest import Demand, demands, tightest
+from django_quota.operating.replay import (
+    Demand,
+    ReplayedRefusals,
+    RuleSet,
+    Traffic,
+    demands,
+    find_refusals,
+    read_rules,
+    read_traffic,
+    tightest,
+)
 from django_quota.subjects.addresses import is_trusted_proxy
 from django_quota.subjects.subject import digest
 
