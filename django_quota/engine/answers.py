@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django_quota.core.decisions import Decision, Outcome
-from django_quota.engine.asks import Ask, Place, counts_day
+from django_quota.engine.asks import Ask, Place
 from django_quota.engine.codec import (
     REFUSED,
     RETRY_WITH,
@@ -21,7 +21,7 @@ from django_quota.engine.codec import (
     outcomes_of,
     outcomes_without_flags,
 )
-from django_quota.engine.hits import Hit
+from django_quota.engine.hits import Hit, counts_day
 from django_quota.engine.receipts import Receipt, Taken
 from django_quota.engine.resolving import Resolved
 from django_quota.engine.scatter import PartOfHits, gathered

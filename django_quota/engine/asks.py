@@ -102,8 +102,3 @@ class Ask(NamedTuple):
     def place(self) -> Place:
         """Where the hit counts."""
         return Place(self.rule.name, self.subject)
-
-
-def counts_day(rule: Asked, subject: str) -> bool:
-    """Return whether the hits of a subject are counted by day: those of users, unless the rule's `daily` decides."""
-    return subject.startswith("user:") and "+" not in subject if rule.daily is None else rule.daily

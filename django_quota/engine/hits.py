@@ -28,6 +28,11 @@ class DayKey(NamedTuple):
         return cls(f"{base}day:{name}", begins, ends)
 
 
+def counts_day(rule: Asked, subject: str) -> bool:
+    """Return whether the hits of a subject are counted by day: those of users, unless the rule's `daily` decides."""
+    return subject.startswith("user:") and "+" not in subject if rule.daily is None else rule.daily
+
+
 class Ahead(NamedTuple):
     """What a process says of the units that it takes ahead; see `engine/lua/ahead.lua`."""
 

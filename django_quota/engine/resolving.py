@@ -13,10 +13,10 @@ from django_quota.core.errors import RuleError
 from django_quota.core.keys import KEY_VERSION, escape, group_base, system_key
 from django_quota.core.overrides import Override, OverrideTable
 from django_quota.core.rules import Rule, name_conflict
-from django_quota.engine.asks import Ask, Asked, Place, Take, counts_day
+from django_quota.engine.asks import Ask, Asked, Place, Take
 from django_quota.engine.compiled import CompiledRule, compiled, compiled_in_group, compiled_together
 from django_quota.engine.events import NO_LOG, EventLog
-from django_quota.engine.hits import NOTHING_AHEAD, DayKey, Hit
+from django_quota.engine.hits import NOTHING_AHEAD, DayKey, Hit, counts_day
 
 logger = logging.getLogger("django_quota.rules")
 

@@ -28,10 +28,10 @@ from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, key_of, subject_base
 from django_quota.engine.answers import Answer
-from django_quota.engine.asks import Ask, Asked, counts_day
+from django_quota.engine.asks import Ask, Asked
 from django_quota.engine.compiled import CompiledRule, compiled
 from django_quota.engine.events import AppendEvents, EventRecord, EventSource, RecordHits
-from django_quota.engine.hits import Hit
+from django_quota.engine.hits import Hit, counts_day
 from django_quota.engine.receipts import Settlement
 from django_quota.engine.resolving import Resolved, event_log_of
 from django_quota.limiting.flusher import flusher
