@@ -37,7 +37,7 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.keys import KEY_KINDS, is_system, pattern, read, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.system_operations import Sweep
-from django_quota.features.reservations.leases import GiveBackEnded
+from django_quota.features.reservations.calls import GiveBackEnded
 from django_quota.stores.base import RedisServers, Tables
 from django_quota.stores.database.log import Expired, KeptEvents, delete_expired
 from django_quota.stores.scanning import Patience, Walk

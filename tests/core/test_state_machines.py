@@ -28,7 +28,7 @@ from django_quota.engine.receipts import Receipt
 from django_quota.features import bans, resets
 from django_quota.features.counters import operations as counters
 from django_quota.features.once import Once
-from django_quota.features.reservations.leases import GiveBackEnded, RenewLeases
+from django_quota.features.reservations.calls import GiveBackEnded, RenewLeases
 from django_quota.features.slots import calls as leases
 from django_quota.features.usage import days
 from django_quota.stores.database.connections import Turns

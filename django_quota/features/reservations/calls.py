@@ -3,16 +3,21 @@
 For work whose cost is known only afterwards, such as the tokens of a language model. The estimate counts like any hit,
 so the decisions in between are right. `settle()` gives back what was too much, and `cancel()` gives back everything, in
 the window where it was counted. If neither is called, the estimate stays spent until its window has passed.
+
+Units of a counter have no window, so a reservation can take them for a lease. It renews its leases, and what has ended
+goes back. The operations are at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
-from typing import Any, Self, Unpack
+from secrets import token_hex
+from typing import Any, ClassVar, Self, Unpack
 
 from django.core import signing
 
@@ -22,13 +27,16 @@ from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError, did_you_mean
 from django_quota.core.flow import Flow, run_async, run_sync, run_to_the_end, to_the_end
-from django_quota.core.rates import Duration, validate_cost
+from django_quota.core.keys import counter_key, grants_key
+from django_quota.core.rates import Duration, parse_duration, validate_cost
 from django_quota.core.rules import CallOptions, Rule
 from django_quota.engine.answers import Answer
 from django_quota.engine.asks import Ask, Asked, CounterEntry, Place, Take
+from django_quota.engine.counter_totals import give_back_ended, lease_member
+from django_quota.engine.operations import Operation, Script, States, keep, script
 from django_quota.engine.receipts import Receipt, Settlement, Taken
+from django_quota.engine.resolving import hits_of
 from django_quota.features.request_end import StreamT, at_stream_end
-from django_quota.features.reservations.leases import lease_of, renewals_of, with_lease, with_new_lease
 from django_quota.features.slots.renewal import RETRY, renewer
 from django_quota.limiting.api import (
     AnyEntry,
@@ -44,6 +52,7 @@ from django_quota.limiting.api import (
     run_call,
     settlement_flow,
 )
+from django_quota.limiting.limiter import scope_of
 from django_quota.limiting.registry import store_call
 
 logger = logging.getLogger("django_quota.reservations")
@@ -211,7 +220,7 @@ class Reservation:
         if not any(more):
             raise RuleError(f"extend({units!r}) takes nothing.", "Use 1 or more.")
         pairs = zip(self._receipt.asks, more, strict=True)
-        answer = yield from _taken_flow([with_new_lease(ask._replace(cost=cost)) for ask, cost in pairs if cost])
+        answer = yield from _taken_flow([_with_new_lease(ask._replace(cost=cost)) for ask, cost in pairs if cost])
         answer.decision.raise_if_refused()
         self._receipt = self._receipt.extended(answer.receipt())
         self.costs = self._receipt.costs
@@ -219,13 +228,13 @@ class Reservation:
 
     def _renew_leases(self, first: float | None = None) -> None:
         """Renew its leases in the background. `first`: seconds until the first time, if fewer than usual."""
-        lease = min((lease for ask in self._receipt.asks if (lease := lease_of(ask.rule))), default=0)
+        lease = min((lease for ask in self._receipt.asks if (lease := _lease_of(ask.rule))), default=0)
         if lease and self.is_open:
             renewer.add(self, lease / SECOND / 3, first=first)
 
     def keeping(self) -> Flow[None]:
         """Renew its leases once. One that has ended is not renewed if its units have gone back."""
-        for take, operation in renewals_of(self._receipt):
+        for take, operation in _renewals_of(self._receipt):
             yield store_call(operation, in_database=take.store is not None)
 
     def _settling_used(self, used: Callable[[], Actual]) -> Flow[Decision]:
@@ -370,7 +379,7 @@ def _reserve_flow(asking: Flow[Sequence[Ask]], lease: Duration | None) -> Flow[R
     asks = yield from asking
     refuse_distinct(asks, "a part of a value cannot be given back")
     check_costs(asks)
-    answer = yield from _taken_flow(asks if lease is None else with_lease(asks, lease))
+    answer = yield from _taken_flow(asks if lease is None else _with_lease(asks, lease))
     answer.decision.raise_if_refused()
     return Reservation(answer.receipt(), answer.decision)
 
@@ -391,6 +400,46 @@ def _taken_flow(asks: Sequence[Ask]) -> Flow[Answer]:
 def _spend_flow(estimates: Sequence[Ask], answers: list[Answer]) -> Flow[None]:
     """Spend estimates, and note the answer: a flow that is run to the end returns nothing to a cancelled caller."""
     answers.append((yield from answer_flow(estimates, "check")))
+
+
+# --- leases of units of a counter -------------------------------------------------------------------------------------
+
+
+def _with_lease(asks: Sequence[Ask], lease: Duration) -> list[Ask]:
+    """Return the asks with a lease for each counter. Raises `RuleError` if there is no counter."""
+    span = parse_duration("lease", lease)
+    if not any(isinstance(ask.rule, Take) for ask in asks):
+        raise RuleError(
+            f"lease={lease!r} is for counters, and {asks[0].rule.name!r} is a rule.",
+            "Leave it out: an estimate under a rule ends with its window.",
+        )
+    return [
+        _with_new_lease(ask._replace(rule=replace(ask.rule, leased_for=span))) if isinstance(ask.rule, Take) else ask
+        for ask in asks
+    ]
+
+
+def _with_new_lease(ask: Ask) -> Ask:
+    """Return an ask that takes its units for a lease of its own, if it takes them for a lease."""
+    return ask._replace(value=token_hex(8)) if _lease_of(ask.rule) else ask
+
+
+def _lease_of(rule: Asked) -> int:
+    """Return how long a lease of an entry lasts, in microseconds; 0 if it has none."""
+    return rule.leased_for if isinstance(rule, Take) else 0
+
+
+def _renewals_of(receipt: Receipt) -> Iterator[tuple[Take, RenewLeases]]:
+    """Yield the operations that renew the leases of a reservation: one for each counter and subject, with its take."""
+    members: dict[tuple[Take, str], list[str]] = {}
+    for part in receipt.parts:
+        for ask in part.asks:
+            if isinstance(ask.rule, Take) and ask.rule.leased_for and ask.place in part.taken:
+                member = lease_member(ask.value, ask.cost, part.taken[ask.place].drawn)
+                members.setdefault((ask.rule, ask.subject), []).append(member)
+    for (take, subject), of_place in members.items():
+        (hit,) = hits_of([Ask(take, subject, 1)], scope_of(current()), clock.now())
+        yield take, RenewLeases(hit.leased_keys[0], of_place, take.leased_for, take.ttl)
 
 
 # --- reservations as signed strings -----------------------------------------------------------------------------------
@@ -485,3 +534,52 @@ def _rule_of(written: dict[str, Any], subject: str, cost: int) -> Asked:
     else:
         rule = rule_without_request(rule, subject, cost, None)
     return rule.starting(day) if rule.needs_start else rule
+
+
+# --- operations -------------------------------------------------------------------------------------------------------
+
+_HERE = "features/reservations/"
+
+
+class RenewLeases(Operation):
+    """Let leases last for `span` microseconds from now; the reply is how many of them still hold their units.
+
+    `members`: see `counter_totals.lease_member`. `ttl`: how long the counter lives after a change, in microseconds.
+    """
+
+    script: ClassVar[Script] = script("clock", "lifetimes", _HERE + "renew_leases")
+    gives_back: ClassVar[bool] = True
+
+    def __init__(self, leased_key: str, members: Sequence[str], span: int, ttl: int) -> None:
+        super().__init__([leased_key], span, ttl, *members)
+
+    def has_written(self, reply: Any) -> bool:
+        return bool(reply)
+
+    def run(self, states: States, now: int) -> int:
+        (key,), (span, ttl, *members) = self.keys, self.arguments()
+        held = states.get(key) or {}
+        renewed = {member: now + span for member in members if member in held}
+        if renewed:
+            keep(states, key, {**held, **renewed}, now + span + ttl)
+        return len(renewed)
+
+
+class GiveBackEnded(Operation):
+    """Give the units of leases that have ended back to the counter; the reply is how many leases these were."""
+
+    script: ClassVar[Script] = script(
+        "clock", "lifetimes", "counter_common", "open_grants", "make_grants", "leased_units", _HERE + "give_back_ended"
+    )
+    gives_back: ClassVar[bool] = True
+
+    def __init__(self, leased_key: str) -> None:
+        total_key = counter_key(leased_key)
+        super().__init__([leased_key, total_key, grants_key(total_key)])
+
+    def has_written(self, reply: Any) -> bool:
+        return bool(reply)
+
+    def run(self, states: States, now: int) -> int:
+        leased_key, total_key, its_grants_key = self.keys
+        return give_back_ended(states, leased_key, total_key, its_grants_key, now)
