@@ -25,6 +25,7 @@ from django_quota.operating.override_lists import read_list
 from tests.support import commands
 
 SUBJECT = "ip:203.0.113.9"
+TABLE = "django_quota_quotaoverride"
 
 
 @pytest.fixture(autouse=True)
@@ -668,6 +669,20 @@ def test_a_long_list_is_changed_by_few_statements(imported: Import) -> None:
     assert rows() == {(f"ip:{address}", "*"): "exempt" for address in MANY[1_000:]}
 
 
+@pytest.mark.parametrize(
+    ("rows", "statements"), [pytest.param(1_000, 1, id="1,000 rows"), pytest.param(1_001, 2, id="one row more")]
+)
+def test_one_statement_changes_a_thousand_rows(rows: int, statements: int) -> None:
+    subjects = [f"ip:{address}" for address in MANY[:rows]]
+    override_lists.save_list(subjects, "bots", "*", {"mode": "blocked"})
+
+    with CaptureQueriesContext(connection) as queries:
+        override_lists.save_list(subjects, "bots", "*", {"mode": "exempt"})
+
+    updates = [each["sql"] for each in queries.captured_queries if each["sql"].startswith(f'UPDATE "{TABLE}"')]
+    assert len(updates) == statements
+
+
 def test_a_list_that_fails_half_way_changes_nothing(imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(override_lists, "ROWS_PER_QUERY", 1)
     imported("192.0.2.2")
@@ -712,7 +727,7 @@ def test_overrides_that_are_set_at_the_same_time_are_all_saved() -> None:
 
     def set_one(number: int) -> None:
         try:
-            set_override(f"org:{number % 3}", "*", {"mode": "rate", "rate": f"{number + 1}/m"})
+            set_override("*", f"org:{number % 3}", {"mode": "rate", "rate": f"{number + 1}/m"})
         finally:
             connections.close_all()
 
