@@ -422,6 +422,17 @@ def test_a_copy_that_only_this_process_can_change_is_read_once_and_here(
     assert not reader.planned
 
 
+@pytest.mark.parametrize(("is_private", "place"), [(True, "here"), (False, "the reader")], ids=["private", "shared"])
+def test_code_can_ask_for_a_refresh_at_any_time(
+    is_private: bool, place: str, copy: OverrideCopy, table: Table, waits: list[float]
+) -> None:
+    table.is_private = is_private
+    for _ in range(2):
+        copy.refresh()
+
+    assert table.asked == [place, (None, []), "all", place, (0, [])]
+
+
 class TestWhileTheReaderHangs:
     @pytest.fixture(autouse=True)
     def hung(self, read_once: OverrideCopy, waits: list[float], clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
