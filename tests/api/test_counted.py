@@ -9,7 +9,7 @@ from django.test import RequestFactory
 
 from django_quota import Decision, Rule, check, check_all, peek, refund, slot
 from django_quota.adapters import decide
-from django_quota.engine.system_operations import FIELD_ENDS, FIELDS, AddMetrics
+from django_quota.engine.system_operations import FIELD_ENDS, FIELDS, AddMetrics, MetricsKeys
 from django_quota.exceptions import ConfigurationError
 from django_quota.limiting import metrics
 from django_quota.limiting.registry import get_limiter
@@ -235,7 +235,12 @@ def test_only_a_sync_function_observes(wrong: Any) -> None:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[AddMetrics]:
     found: list[AddMetrics] = []
-    spy(monkeypatch, before=lambda operation: isinstance(operation, AddMetrics) and found.append(operation))
+
+    def note(operation: Any) -> None:
+        if isinstance(operation, AddMetrics):
+            found.append(operation)
+
+    spy(monkeypatch, before=note)
     return found
 
 
@@ -296,7 +301,7 @@ def test_units_that_were_taken_ahead_never_make_a_message_older(sent: list[AddMe
         counting.count_spent(START, "hot:a", 2)
         count_what_waits()
 
-    days = [each.keys.day for each in sent]
+    days = [MetricsKeys(*each.keys).day for each in sent]
     assert days[0] == days[1]
 
 

@@ -91,16 +91,17 @@ def test_a_wrong_value_is_named_and_nothing_is_saved(save: Save, values: dict[st
 
 @both
 def test_an_override_replaces_the_one_of_its_subject_and_rule_alone(save: Save) -> None:
-    for rule, subject in (("search", SUBJECT), ("signup", SUBJECT), ("search", "ip:192.0.2.2")):
+    for rule, subject in (("search", SUBJECT), ("api", SUBJECT), ("search", "ip:192.0.2.0")):
         QuotaOverride.objects.create(rule=rule, subject=subject, mode="blocked")
 
-    save({"mode": "exempt"})
+    returned = save({"mode": "exempt"})
 
+    assert (returned.subject, returned.rule, returned.mode) == (SUBJECT, "search", "exempt")
     saved = QuotaOverride.objects.order_by("pk").values_list("rule", "subject", "mode")
     assert list(saved) == [
         ("search", SUBJECT, "exempt"),
-        ("signup", SUBJECT, "blocked"),
-        ("search", "ip:192.0.2.2", "blocked"),
+        ("api", SUBJECT, "blocked"),
+        ("search", "ip:192.0.2.0", "blocked"),
     ]
 
 
@@ -506,8 +507,11 @@ class TestOnTheConnectionOfARequest:
         raw: Any = connection.connection
         raw.close()
 
+        def ask() -> None:
+            QuotaOverride.objects.exists()
+
         with pytest.raises((ProgrammingError, OperationalError)):
-            DatabaseRows().read_here(lambda: bool(QuotaOverride.objects.exists()) and None)
+            DatabaseRows().read_here(ask)
 
         assert connection.connection is None
         assert not QuotaOverride.objects.exists()
