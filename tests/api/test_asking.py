@@ -1,7 +1,7 @@
 """What a request asks for: under which rules, for which subject, at which cost and value."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
@@ -201,7 +201,7 @@ class TestABodyThatCannotBeRead:
 
 def asks_of_rates(*rates: Any, **options: Any) -> list[str]:
     [ask] = run_sync(asked_flow([Rule.make("rates", *rates, key="ip", **options)], request()))
-    return [str(rate) for rate in ask.rule.rates]
+    return [str(rate) for rate in cast("Rule", ask.rule).rates]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_an_unknown_tier_is_logged_as_an_error_of_the_site(caplog: pytest.LogCap
 
     [ask] = run_sync(asked_flow([rule], request()))
 
-    assert [str(rate) for rate in ask.rule.rates] == ["0/d"]
+    assert [str(rate) for rate in cast("Rule", ask.rule).rates] == ["0/d"]
     [record] = caplog.records
     assert (record.name, record.levelname) == ("django_quota.web", "ERROR")
     assert record.getMessage().startswith(

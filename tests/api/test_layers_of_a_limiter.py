@@ -392,7 +392,7 @@ class TestCleaning:
             return self.done
 
         monkeypatch.setattr(stores, "delete_expired", delete)
-        monkeypatch.setattr(stores.random, "uniform", lambda low, high: high)
+        monkeypatch.setattr("random.uniform", lambda low, high: high)
         self.done = (0, 0)
         return found
 
