@@ -9,6 +9,7 @@ from django.test import RequestFactory
 from django.urls import path
 
 from django_quota import Rule, quota
+from django_quota.core.algorithms import ALGORITHMS
 from django_quota.exceptions import RateError, RuleError
 from django_quota.limiting import known_rules as known
 from django_quota.limiting.known_rules import known_rule, known_rules, rules_named
@@ -153,7 +154,7 @@ def test_a_rate_as_a_name_means_a_rule_of_each_algorithm_that_takes_it() -> None
     assert isinstance(windows, list)
     assert isinstance(months, list)
     assert {rule.name for rule in windows} == {"10/m"}
-    assert sorted(rule.algorithm for rule in windows) == sorted(known.ALGORITHMS)
+    assert sorted(rule.algorithm for rule in windows) == sorted(ALGORITHMS)
     assert [rule.algorithm for rule in months] == ["calendar"]
 
 
