@@ -368,11 +368,21 @@ def test_no_refusal_is_repeated_beside_a_counter_that_may_be_topped_up(asked: li
 
 
 @pytest.mark.usefixtures("memory_store")
+def test_a_look_asks_the_store_though_a_refusal_is_remembered(asked: list[int]) -> None:
+    with freeze(NOON):
+        fill(cache_refusals=60)
+        asked.clear()
+
+        assert not peek("1/m", SUBJECT, cache_refusals=60)
+
+    assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_a_rule_that_takes_ahead_repeats_a_refusal_for_a_lease(asked: list[int]) -> None:
     rule = Rule.make("hot", "100/m", prefetch=True)
     with freeze(NOON):
-        fill_all = check(rule, SUBJECT, 100)
-        assert fill_all
+        assert check(rule, SUBJECT, 100)
         assert not check(rule, SUBJECT)
     found = []
     for after in (rule.lease - 1, rule.lease):

@@ -12,6 +12,7 @@ from django_quota.adapters import decide
 from django_quota.conf import current
 from django_quota.core.clock import DAY
 from django_quota.core.errors import ConfigurationError
+from django_quota.core.overrides import OverrideTable
 from django_quota.engine.asks import Ask
 from django_quota.limiting import limiter as limiter_module
 from django_quota.limiting import metrics, stores
@@ -289,6 +290,51 @@ def test_a_clock_that_differs_from_the_stores_is_corrected_by_its_first_answer(
 
     assert len(asked) == 3
     assert abs(limiter.stores.skew) < DAY // 2
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(lambda rule: check(rule, "user:1"), id="a check"),
+        pytest.param(lambda rule: peek(rule, "user:1"), id="a look"),
+        pytest.param(lambda rule: reserve(rule, "user:1", 1), id="a reservation"),
+    ],
+)
+def test_a_time_that_a_test_has_set_is_not_corrected(
+    ask: Callable[[Rule], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get_limiter().stores.skew = -2 * DAY
+    asked = calls_of(monkeypatch)
+
+    with freeze(START):
+        ask(Rule.make("api", "9/m", daily=True))
+
+    assert len(asked) == 1
+
+
+def test_a_settlement_at_a_time_that_a_test_has_set_is_not_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+    with freeze(START):
+        reservation = reserve(Rule.make("api", "9/m", daily=True), "user:1", 5)
+        get_limiter().stores.skew = -2 * DAY
+        asked = calls_of(monkeypatch)
+
+        reservation.settle(3)
+
+    assert len(asked) == 1
+
+
+def test_the_state_of_a_subject_is_looked_at_in_one_call_at_a_time_that_a_test_has_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limiter = get_limiter()
+    limiter.stores.skew = -2 * DAY
+    asked = calls_of(monkeypatch)
+
+    with freeze(START):
+        [standing] = limiter.look([Ask(Rule.make("api", "9/m", daily=True), "user:1", 1)], OverrideTable())
+
+    assert standing.outcome.remaining == 9
+    assert len(asked) == 1
 
 
 def test_a_settlement_is_corrected_by_the_clock_of_the_store_too() -> None:
