@@ -11,11 +11,12 @@ from django_quota import Rule, check, check_all, peek, reserve, slot
 from django_quota.adapters import decide
 from django_quota.conf import current
 from django_quota.core.clock import DAY
-from django_quota.core.errors import ConfigurationError
+from django_quota.core.errors import ConfigurationError, StoreUnavailable
 from django_quota.core.overrides import OverrideTable
 from django_quota.engine.asks import Ask
+from django_quota.limiting import fallback, metrics, stores
 from django_quota.limiting import limiter as limiter_module
-from django_quota.limiting import metrics, stores
+from django_quota.limiting.fallback import Workers
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.limiter import Limiter
 from django_quota.limiting.registry import clear_memory, counting_stores, force_store, get_limiter
@@ -30,7 +31,7 @@ from tests.support.counts import units_of
 from tests.support.memory import metrics_that_wait, remembered_refusals
 from tests.support.outages import no_answer
 from tests.support.overridden import override
-from tests.support.steps import START, Clock
+from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import current_store
 
 SUBJECT = "ip:203.0.113.9"
@@ -488,3 +489,107 @@ class TestCleaning:
         flusher.flush()
 
         assert len(deleted) == 1
+
+
+# --- how many processes share the limits ------------------------------------------------------------------------------
+
+
+class TestWorkers:
+    @pytest.fixture
+    def store(self) -> Mock:
+        return Mock()
+
+    @pytest.fixture
+    def workers(self, store: Mock, clock: Clock) -> Iterator[Workers]:
+        workers = Workers(store, clock)
+        yield workers
+        flusher.remove(workers)
+
+    def known(self, workers: Workers, clock: Clock, rounds: int) -> list[int]:
+        """Return how many processes are known after each round, five seconds apart."""
+        found = []
+        for _ in range(rounds):
+            workers.flush()
+            found.append(workers.number)
+            clock.now += 5.0
+        return found
+
+    def test_a_process_is_alone_until_the_store_has_answered(self, workers: Workers, clock: Clock, store: Mock) -> None:
+        store.run.side_effect = StoreUnavailable("it is away")
+
+        assert self.known(workers, clock, 2) == [1, 1]
+
+    def test_more_processes_are_known_at_once_and_fewer_after_two_answers(
+        self, workers: Workers, clock: Clock, store: Mock
+    ) -> None:
+        store.run.side_effect = [3, 5, 2, 2, 0, 0]
+
+        assert self.known(workers, clock, 6) == [3, 5, 5, 2, 2, 1]
+
+    def test_in_an_outage_the_last_number_stays(self, workers: Workers, clock: Clock, store: Mock) -> None:
+        store.run.side_effect = [4, StoreUnavailable("it is away"), 4]
+
+        assert self.known(workers, clock, 3) == [4, 4, 4]
+
+    def test_a_process_says_every_five_seconds_that_it_is_alive_for_thirty(
+        self, workers: Workers, clock: Clock, store: Mock
+    ) -> None:
+        store.run.return_value = 1
+        asked = []
+        for seconds in (0.0, 4.75, 0.25, 0.0):
+            clock.now += seconds
+            workers.flush()
+            asked.append(store.run.call_count)
+
+        assert asked == [1, 1, 2, 2]
+        _, ttl = store.run.call_args.args[0].arguments()
+        assert ttl == 30 * SECOND
+
+    def test_a_message_without_an_answer_is_repeated_in_the_next_round(
+        self, workers: Workers, clock: Clock, store: Mock
+    ) -> None:
+        store.run.side_effect = [StoreUnavailable("it is away"), 2]
+        for _ in range(2):
+            workers.flush()
+
+        assert workers.number == 2
+
+    def test_a_forked_process_is_counted_beside_its_parent_at_once(
+        self, workers: Workers, clock: Clock, store: Mock
+    ) -> None:
+        store.run.return_value = 1
+        workers.flush()
+        workers.after_fork()
+        workers.flush()
+
+        parent, child = (each.args[0].arguments()[0] for each in store.run.mock_calls)
+        assert parent != child
+
+    def test_it_works_in_the_rounds_of_the_process(self, workers: Workers, store: Mock) -> None:
+        store.run.return_value = 7
+
+        flusher.flush()
+
+        assert workers.number == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "rates", "burst"),
+    [
+        pytest.param({}, 1, ["10/m", "101/h"], None, id="one process"),
+        pytest.param({}, 3, ["3/m", "33/h"], None, id="three"),
+        pytest.param({}, 11, ["1/m", "9/h"], None, id="more than hits"),
+        pytest.param({"algorithm": "token_bucket", "burst": 7}, 2, ["5/m"], 3, id="a burst"),
+        pytest.param({"algorithm": "token_bucket", "burst": 7}, 9, ["1/m"], 1, id="more than the burst"),
+    ],
+)
+def test_the_part_of_a_process_is(options: Any, workers: int, rates: list[str], burst: int | None) -> None:
+    rule = Rule.make("parts", "10/m", *([] if options else ["101/h"]), **options)
+
+    part = fallback.part_of(rule, workers)
+
+    assert ([str(rate) for rate in part.rates], part.burst) == (rates, burst)
+
+
+def test_the_part_of_nothing_is_nothing() -> None:
+    assert [str(rate) for rate in fallback.part_of(Rule.make("closed", "0/m"), 3).rates] == ["0/m"]

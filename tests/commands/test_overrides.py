@@ -8,12 +8,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import call, patch
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
-from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_quota import check
@@ -91,6 +93,31 @@ class TestSet:
         (printed,) = said("set", SUBJECT, "exempt", "--until", "2126-01-31T12:00", "--json")
 
         assert printed["expires"].startswith("2126-01-31T12:00")
+
+    @pytest.mark.parametrize(
+        ("use_tz", "typed", "ends"),
+        [
+            pytest.param(True, "2126-01-31T12:00", "2126-01-31T03:00:00+00:00", id="in the zone of the site"),
+            pytest.param(True, "2126-01-31T12:00+02:00", "2126-01-31T10:00:00+00:00", id="in its own zone"),
+            pytest.param(False, "2126-01-31T12:00", "2126-01-31T03:00:00+00:00", id="of a site without zones"),
+            pytest.param(False, "2126-01-31T12:00+02:00", "2126-01-31T10:00:00+00:00", id="with a zone nevertheless"),
+        ],
+    )
+    def test_its_end_is_a_moment(self, use_tz: bool, typed: str, ends: str, settings: Any) -> None:
+        settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Tokyo"
+
+        (printed,) = said("set", SUBJECT, "exempt", "--until", typed, "--json")
+
+        assert printed["expires"] == ends
+
+    def test_without_an_end_it_has_none(self) -> None:
+        (printed,) = said("set", SUBJECT, "exempt", "--json")
+
+        assert (printed["starts"], printed["expires"]) == (None, None)
+
+    def test_its_end_is_either_a_duration_or_a_moment(self) -> None:
+        with pytest.raises(CommandError, match="--until: not allowed with argument --for"):
+            said("set", SUBJECT, "exempt", "--for", "2h", "--until", "2126-01-31T12:00")
 
     @pytest.mark.parametrize(
         ("typed", "saved", "concerned"),
@@ -185,6 +212,15 @@ class TestWithoutEffect:
     def test_force_saves_it_with_a_note(self, words: tuple[str, ...], why: str) -> None:
         assert why in said("set", *words, "--force")
         assert len(rows()) == 1
+
+
+@pytest.mark.parametrize("error", [DatabaseError("no such table"), ImproperlyConfigured("no database")], ids=str)
+def test_a_site_without_a_table_of_users_saves_an_override_of_a_user(error: Exception) -> None:
+    with patch("django_quota.management.commands.quota_override.override_problems", side_effect=[error, []]) as asked:
+        said("set", "user:77", "blocked")
+
+    assert asked.call_args == call("*", "user:77", with_users=False)
+    assert rows() == {("user:77", "*"): "blocked"}
 
 
 @pytest.mark.parametrize("subject", [SUBJECT, "global", "org:7", "org:*"])
