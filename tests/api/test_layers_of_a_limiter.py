@@ -156,6 +156,13 @@ class Shared(MemoryStore):
     is_shared = True
 
 
+def test_the_counts_of_a_process_are_shared_in_a_store_of_several_processes() -> None:
+    limiter = Limiter(Shared())
+
+    assert limiter.stores.is_shared
+    limiter.close()
+
+
 def test_after_the_end_the_process_is_not_reported_alive() -> None:
     store = Shared()
     limiter = Limiter(store)
