@@ -32,9 +32,6 @@ OVERRIDES_A_QUERY = 5_000
 NO_DATABASE = "unknown"
 """Django's name for the vendor of a database that `DATABASES` does not name."""
 
-DISPATCH_UID = "django_quota.limiting.overrides"
-"""The id of our signal receivers."""
-
 
 def write_database() -> str:
     """Return the database that overrides are written to, and read from: a replica may lag."""
@@ -45,7 +42,7 @@ def set_override(rule: str, subject: str, values: Mapping[str, Any]) -> QuotaOve
     """Save the override of a subject and a rule; it replaces an earlier one. Raises `ValidationError`."""
     database = write_database()
     row = QuotaOverride(subject=subject, rule=rule, **values)
-    row.full_clean(validate_unique=False, validate_constraints=False)  # `clean` checks the values
+    row.full_clean(validate_constraints=False)  # `clean` checks the values
     rows = QuotaOverride.objects.using(database)
     with transaction.atomic(using=database):
         next_change(database)  # first: SQLite refuses a transaction that reads, and writes after others have written
@@ -75,8 +72,8 @@ def change_override(
                 changed = row or QuotaOverride(subject=subject, rule=rule)
                 for name, value in values(row).items():
                     setattr(changed, name, value)
-                changed.full_clean(validate_unique=False, validate_constraints=False)
-                changed.save(using=database, force_insert=row is None)
+                changed.full_clean(validate_constraints=False)
+                changed.save(using=database)
                 return changed
         except IntegrityError:  # another process has just added it
             if tries == TRIES:
@@ -192,8 +189,7 @@ class DatabaseRows:
             try:
                 work()
             except Error:
-                if has_database():
-                    connection.close_if_unusable_or_obsolete()
+                connection.close_if_unusable_or_obsolete()
                 raise
         elif not connection.needs_rollback:
             with transaction.atomic(using=connection.alias):  # a query that fails must not end the site's transaction
@@ -305,10 +301,10 @@ def connect() -> None:
     """Decide by the overrides of the database from now on, and use at once what this process saves."""
     for model in apps.get_models():
         if issubclass(model, QuotaOverride):  # a proxy model sends signals of its own
-            post_save.connect(_loaded, model, dispatch_uid=DISPATCH_UID)
-    overrides_changed.connect(_changed, dispatch_uid=DISPATCH_UID)
-    post_migrate.connect(_migrated, dispatch_uid=DISPATCH_UID)
-    got_request_exception.connect(_request_failed, dispatch_uid=DISPATCH_UID)
+            post_save.connect(_loaded, model)
+    overrides_changed.connect(_changed)
+    post_migrate.connect(_migrated)
+    got_request_exception.connect(_request_failed)
     overrides.rows = DatabaseRows()
 
 

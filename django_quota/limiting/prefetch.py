@@ -173,8 +173,8 @@ class Prefetch:
     def spend(self, asks: Iterable[_Asking], overrides: OverrideTable, *, decides: bool) -> Parts | None:
         """Spend what is asked of the shares of this process; None, and nothing is spent, if the store must decide.
 
-        `asks`: at least one, and no estimates. `decides`: whether this decides the whole request; then the metrics
-        count it.
+        `asks`: at least one, and no estimates. `decides`: whether this decides the whole request, of one rule; then the
+        metrics count it.
         """
         now, find, parts = steady_now(), self.table.get, Parts()
         lock = self._lock
@@ -190,7 +190,7 @@ class Prefetch:
                     or not share.begins <= now < share.ends
                     or (overrides.by_pk and overrides.find(rule.name, subject, clock.now()) is not share.override)
                 ):
-                    self._take_back(parts, decides=decides)
+                    self._take_back(parts)
                     return None
                 share.left -= cost
                 share.spent = spent = share.spent + cost
@@ -206,14 +206,14 @@ class Prefetch:
         return parts
 
     @staticmethod
-    def _take_back(parts: Sequence[_Part], *, decides: bool) -> None:
-        """Undo what a request has spent of its first shares: it needs all."""
+    def _take_back(parts: Sequence[_Part]) -> None:
+        """Undo what a request of several rules has spent of its first shares: it needs all."""
         for share, cost, _, _ in parts:
             share.left += cost
             share.spent -= cost
             share.hits -= 1
             share.units -= cost
-            share.parts -= not decides
+            share.parts -= 1
 
     def count_waiting(self) -> None:
         """Count what was spent since the last time, in the metrics and by day."""

@@ -89,9 +89,9 @@ class UnaskedHits:
     purpose = "count what was decided without the store"
     at_exit = True
 
-    def __init__(self, store: Store, store_of: Callable[[bool], Store] | None = None) -> None:
+    def __init__(self, store: Store, store_of: Callable[[bool], Store]) -> None:
         self._store = store
-        self._store_of = store_of or (lambda _: store)
+        self._store_of = store_of
         """Returns where rules count with `store="database"` (True), or without."""
         self.collect: Callable[[], object] = lambda: None
         """Counts what waits elsewhere; see `prefetch`."""

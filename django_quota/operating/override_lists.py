@@ -60,7 +60,7 @@ def _subject_of(text: str, sizes: Collection[tuple[int, int]]) -> str:
     return override_subject(f"ip:{text}")
 
 
-@dataclass(slots=True)
+@dataclass
 class ListChange:
     """What a list changes, as primary keys or subjects."""
 
@@ -86,7 +86,7 @@ def save_list(
     """
     database = write_database()
     probe = QuotaOverride(subject="ip:203.0.113.9", label=label, rule=rule, **values)
-    probe.full_clean(validate_unique=False, validate_constraints=False)
+    probe.full_clean(validate_constraints=False)
     tries = 0
     while True:
         tries += 1

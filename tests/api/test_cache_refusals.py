@@ -21,6 +21,7 @@ from django_quota import (
     areset,
     check,
     check_all,
+    counter,
     peek,
     quota,
     refund,
@@ -29,7 +30,9 @@ from django_quota import (
     unban,
 )
 from django_quota.core import clock
+from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.limiting.registry import get_limiter
 from django_quota.testing import clear, freeze
 from tests.support.calls import before_the_next_answer_is_read, both, calls_of, fetch
 from tests.support.commands import json_of
@@ -39,6 +42,7 @@ from tests.support.memory import as_another_process, remembered_refusals, with_r
 from tests.support.overridden import override
 from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START
+from tests.support.stores import spy
 
 SUBJECT = "ip:203.0.113.9"
 NOON = START // (86_400 * SECOND) * 86_400 * SECOND + 43_200 * SECOND
@@ -275,6 +279,163 @@ def test_refusals_from_memory_are_counted_by_all_threads() -> None:
             assert not any(pool.map(lambda each: each.run(refuse), contexts))
         count_what_waits()
         assert (checks_of_today(), refused_today()) == ({"a": (1, 401, 0)}, [("user:1", 401)])
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("seconds", "daily", "waiting"),
+    [
+        pytest.param(1.0, False, 0, id="a second"),
+        pytest.param(1.5, False, 1, id="longer, when another event may be due"),
+        pytest.param(0.5, True, 1, id="a rule that counts by day"),
+    ],
+)
+def test_a_repetition_waits_to_be_counted_by_the_store(seconds: float, daily: bool, waiting: int) -> None:
+    rule = Rule.make("full", "0/m", cache_refusals=seconds, daily=daily)
+    with freeze(NOON):
+        check(rule, SUBJECT)
+        count_what_waits()
+
+        check(rule, SUBJECT)
+
+        assert len(get_limiter().unasked) == waiting
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("rates", "cost", "seconds", "capacity", "left"),
+    [
+        pytest.param(["2/m"], 2, 60, 2, 0, id="one rate"),
+        pytest.param(["2/m", "3/h"], 2, 3_600, 3, 1, id="the rate with the longest wait"),
+        pytest.param(["2/m", "90/h"], 2, 60, 2, 0, id="the rate that refuses"),
+        pytest.param(["2/m", "9/h"], 3, None, 2, 0, id="a rate that never allows it"),
+    ],
+)
+def test_the_event_of_a_repetition_says(
+    rates: list[str], cost: int, seconds: int | None, capacity: int, left: int, events: list[EventRecord]
+) -> None:
+    rule = Rule.make("a rule", *rates, cache_refusals=30, warn_at=None)
+    with freeze(NOON):
+        check(rule, SUBJECT, 2)
+        check(rule, SUBJECT, cost)
+    with freeze(NOON + 2 * SECOND):
+        check(rule, SUBJECT, cost)
+        events.clear()
+        count_what_waits()
+
+    until = 0 if seconds is None else NOON + seconds * SECOND
+    assert events == [EventRecord("refused", "a%20rule", SUBJECT, until, 0, capacity, left, cost=cost)]
+
+
+@pytest.fixture
+def events(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> list[EventRecord]:
+    """The events that are written."""
+    found: list[EventRecord] = []
+
+    def note(operation: Any) -> None:
+        if isinstance(operation, AppendEvents):
+            found.extend(operation.events)
+
+    spy(monkeypatch, before=note)
+    return found
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("rates", "cost"), [(["0/m"], 1), (["1/m", "100/h"], 1), (["2/m", "1/h"], 2)], ids=["one", "two", "never"]
+)
+def test_a_refusal_is_repeated_of_rates(rates: list[str], cost: int, asked: list[int]) -> None:
+    rule = Rule.make("rates", *rates, cache_refusals=10)
+    with freeze(NOON):
+        check(rule, SUBJECT)
+        refused = check(rule, SUBJECT, cost)
+        asked.clear()
+        repeated = check(rule, SUBJECT, cost)
+
+    assert (asked, repeated.enforced) == ([], True)
+    assert [each.retry_after for each in repeated.outcomes] == [each.retry_after for each in refused.outcomes]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_no_refusal_is_repeated_beside_a_counter_that_may_be_topped_up(asked: list[int]) -> None:
+    balance = counter("credits")
+    entries: Any = [(Rule.make("full", "0/m", cache_refusals=10), SUBJECT), (balance, SUBJECT, 2)]
+    with freeze(NOON):
+        for _ in range(3):
+            assert not check_all(entries)
+
+    assert len(asked) == 3
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_look_asks_the_store_though_a_refusal_is_remembered(asked: list[int]) -> None:
+    with freeze(NOON):
+        fill(cache_refusals=60)
+        asked.clear()
+
+        assert not peek("1/m", SUBJECT, cache_refusals=60)
+
+    assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_rule_that_takes_ahead_repeats_a_refusal_for_a_lease(asked: list[int]) -> None:
+    rule = Rule.make("hot", "100/m", prefetch=True)
+    with freeze(NOON):
+        assert check(rule, SUBJECT, 100)
+        assert not check(rule, SUBJECT)
+    found = []
+    for after in (rule.lease - 1, rule.lease):
+        with freeze(NOON + after):
+            asked.clear()
+            check(rule, SUBJECT)
+            found.append(len(asked))
+
+    assert found == [0, 1]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_nothing_is_remembered_of_a_refusal_that_is_not_repeated() -> None:
+    check("0/m", SUBJECT, cache_refusals=0)
+
+    assert remembered_refusals() == 0
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_no_subject_is_kept_in_memory_when_its_refusals_are_over() -> None:
+    refusals = get_limiter().refusals
+    with freeze(NOON):
+        for cost in (1, 2):
+            check("0/m", SUBJECT, cost, cache_refusals=cost)
+    kept = []
+    for seconds in (1, 2):
+        with freeze(NOON + seconds * SECOND):
+            refusals.flush()
+            kept.append((len(refusals.table), len(refusals._keys)))
+
+    assert kept == [(1, 1), (0, 0)]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_refusals_of_one_subject_are_forgotten_in_all_requests_with_it() -> None:
+    rule = Rule.make("full", "0/m", cache_refusals=60)
+    with freeze(NOON):
+        for entries in ([(rule, "user:1")], [(rule, "user:1"), (rule, "user:2")], [(rule, "user:2")]):
+            check_all(entries)
+        reset(rule, "user:1")
+
+        assert [key[0][1] for key in get_limiter().refusals.table] == ["user:2"]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_process_remembers_the_refusals_of_ten_thousand_requests() -> None:
+    refusals = get_limiter().refusals
+    held = []
+    for number in range(10_001):
+        refusals._put(((number, "user:1", 1, ""),), [], refusals.changes)
+        held.append(len(refusals.table))
+
+    assert held[-2:] == [10_000, 1]
 
 
 @pytest.mark.usefixtures("redis_cache")

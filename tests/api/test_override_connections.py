@@ -245,13 +245,28 @@ def test_a_transaction_that_sees_the_past_changes_nothing_that_is_known(age: Age
 USE = ReaderConnection.use
 
 
-def refuse(error: Exception) -> None:
-    """Let a request of the site fail without a connection."""
-    with patch.object(connections["default"], "connection", None):
+def refuse(error: Exception, connected: object = None) -> None:
+    """Let a request of the site fail, by default without a connection."""
+    with patch.object(connections["default"], "connection", connected):
         try:
             raise error
-        except OperationalError:
+        except (OperationalError, ValueError):
             got_request_exception.send(None, request=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "connected", "is_noted"),
+    [
+        pytest.param(OperationalError("too many clients already"), None, True, id="no connection"),
+        pytest.param(OperationalError("deadlock detected"), object(), False, id="an error on a connection"),
+        pytest.param(ValueError("no number"), None, False, id="an error of another kind"),
+    ],
+)
+def test_a_request_that_fails_was_refused_a_connection(error: Exception, connected: object, is_noted: bool) -> None:
+    with patch.object(overrides, "note_refusal") as noted:
+        refuse(error, connected)
+
+    assert noted.called is is_noted
 
 
 def test_if_a_request_of_the_site_gets_no_connection_the_readers_of_all_processes_leave_theirs(
@@ -275,6 +290,17 @@ def test_if_a_request_of_the_site_gets_no_connection_the_readers_of_all_processe
         wait_until(lambda: of_the_reader(opened)[-1].connection is None)
 
     assert found == [(False, None)] * 2
+
+
+@pytest.mark.usefixtures("no_connection_left")
+def test_a_rollback_is_noticed_on_the_connection_of_the_request_too() -> None:
+    admits()
+    with transaction.atomic():
+        QuotaOverride.objects.create(subject=SUBJECT, mode="blocked")
+        assert not admits()
+        transaction.set_rollback(True)
+
+    assert admits()
 
 
 def test_an_hour_later_the_reader_has_a_connection_again(
@@ -371,17 +397,28 @@ settings.configure(DATABASES={"default": database}, INSTALLED_APPS=apps, QUOTA={
 django.setup()
 from django_quota import check
 from django_quota.limiting import override_rows, overrides
+from django_quota.limiting.flusher import flusher
 overrides.FIRST_WAIT = 0.0
 override_rows.ReaderConnection.use = lambda *_: threading.Event().wait()
-print(bool(check("10/m", "user:1")))
+print(bool(check("10/m", "user:1")), flush=True)
+class Rounds:
+    purpose, at_exit, number, began = "count rounds", True, 0, threading.Event()
+    def flush(self):
+        self.number += 1
+        print("round", self.number, flush=True)
+        self.began.set()
+rounds = Rounds()
+flusher.add(rounds)
+flusher.wake()
+rounds.began.wait()
 """
 
 
-def test_a_process_ends_though_its_database_hangs(tmp_path: Path) -> None:
+def test_a_process_ends_with_its_last_round_though_its_database_hangs(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ENDING]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=PATIENCE)
-    assert done.stdout == b"True\n"
+    assert done.stdout == b"True\nround 1\nround 2\n"
 
 
 def test_in_a_test_run_the_connection_is_closed_at_once_so_that_the_test_database_can_be_dropped(

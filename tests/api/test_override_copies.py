@@ -168,10 +168,21 @@ def test_a_new_copy_asks_nothing(watch: Watch) -> None:
         block()
     watch.let_pass(copies.REFRESH_AFTER - 0.1)
 
-    with CaptureQueriesContext(connection) as queries:
+    with patch.object(overrides, "rows", wraps=overrides.rows) as asked:
         assert admits()
+        let_refreshes_end()
 
-    assert not queries.captured_queries
+    assert not asked.mock_calls
+
+
+def test_what_this_process_saves_makes_it_read_nothing(watch: Watch) -> None:
+    block()
+
+    with patch.object(overrides, "rows", wraps=overrides.rows) as asked:
+        assert not admits()
+        let_refreshes_end()
+
+    assert not asked.mock_calls
 
 
 def test_an_older_copy_is_refreshed_in_the_background(watch: Watch) -> None:
@@ -506,7 +517,28 @@ def test_what_a_process_has_saved_is_not_remembered_without_end(watch: Watch, mo
     for number in range(10):
         QuotaOverride.objects.create(subject=f"user:{number}", mode="blocked")
 
-    assert len(overrides._own) <= 3
+    assert len(overrides._own) == 1  # after three, and again after three
+
+
+@pytest.mark.usefixtures("watch")
+def test_a_process_remembers_a_thousand_changes_of_its_own() -> None:
+    lengths = []
+    for number in range(1, 1_002):
+        overrides.change("default", [], [number])
+        lengths.append(len(overrides._own))
+
+    assert lengths[-2:] == [1_000, 1]
+
+
+@pytest.mark.usefixtures("watch")
+def test_a_process_that_reads_no_refresh_remembers_only_its_last_change() -> None:
+    with patch.object(DatabaseRows, "is_private", True):
+        overrides.clear()
+        overrides.refresh()
+        for number in range(3):
+            QuotaOverride.objects.create(subject=f"user:{number}", mode="blocked")
+
+    assert len(overrides._own) == 1
 
 
 def test_many_threads_that_save_one_row_leave_what_the_row_says(watch: Watch) -> None:

@@ -524,6 +524,16 @@ def test_a_busy_subject_keeps_its_share_when_many_others_ask(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("memory_store")
+def test_a_process_counts_the_demand_of_4096_subjects() -> None:
+    taken, known = get_limiter().prefetch, []
+    for number in range(4_097):
+        taken._entry(Ask(HOT, f"user:{number}", 1), START)
+        known.append(len(taken.table))
+
+    assert known[-2:] == [4_096, 1]
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_a_subject_that_becomes_busy_gets_a_share_after_many_others_have_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "MAX_DEMANDS", 10)
     with freeze(START):

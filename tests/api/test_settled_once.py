@@ -211,6 +211,22 @@ def test_the_day_counts_a_reservation_that_is_settled_twice_once(mode: str, sett
         assert units_of(ORG) == {"tokens": 40}
 
 
+@in_memory
+def test_the_day_of_an_exempt_subject_is_settled_by_the_next_call_if_the_store_did_not_answer(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"tokens": {"rate": "1000/h", "daily": True}}}
+    with freeze(START):
+        override("x 0 0 ", "tokens", ORG)
+        text = reserve("tokens", ORG, 100).dumps()
+        assert count_what_waits()
+
+        with no_answer():
+            first = Reservation.loads(text).settle(40)
+        second = Reservation.loads(text).settle(40)
+
+        assert (first.degraded, second.degraded) == (True, False)
+        assert units_of(ORG) == {"tokens": 40}
+
+
 @both_stores
 class TestTheLastMoment:
     def test_a_string_is_settled_for_a_week(self) -> None:

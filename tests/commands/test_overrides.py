@@ -8,12 +8,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import call, patch
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
-from django.db import IntegrityError, OperationalError, connection, connections, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_quota import check
@@ -25,6 +27,7 @@ from django_quota.operating.override_lists import read_list
 from tests.support import commands
 
 SUBJECT = "ip:203.0.113.9"
+TABLE = "django_quota_quotaoverride"
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +93,31 @@ class TestSet:
         (printed,) = said("set", SUBJECT, "exempt", "--until", "2126-01-31T12:00", "--json")
 
         assert printed["expires"].startswith("2126-01-31T12:00")
+
+    @pytest.mark.parametrize(
+        ("use_tz", "typed", "ends"),
+        [
+            pytest.param(True, "2126-01-31T12:00", "2126-01-31T03:00:00+00:00", id="in the zone of the site"),
+            pytest.param(True, "2126-01-31T12:00+02:00", "2126-01-31T10:00:00+00:00", id="in its own zone"),
+            pytest.param(False, "2126-01-31T12:00", "2126-01-31T03:00:00+00:00", id="of a site without zones"),
+            pytest.param(False, "2126-01-31T12:00+02:00", "2126-01-31T10:00:00+00:00", id="with a zone nevertheless"),
+        ],
+    )
+    def test_its_end_is_a_moment(self, use_tz: bool, typed: str, ends: str, settings: Any) -> None:
+        settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Tokyo"
+
+        (printed,) = said("set", SUBJECT, "exempt", "--until", typed, "--json")
+
+        assert printed["expires"] == ends
+
+    def test_without_an_end_it_has_none(self) -> None:
+        (printed,) = said("set", SUBJECT, "exempt", "--json")
+
+        assert (printed["starts"], printed["expires"]) == (None, None)
+
+    def test_its_end_is_either_a_duration_or_a_moment(self) -> None:
+        with pytest.raises(CommandError, match="--until: not allowed with argument --for"):
+            said("set", SUBJECT, "exempt", "--for", "2h", "--until", "2126-01-31T12:00")
 
     @pytest.mark.parametrize(
         ("typed", "saved", "concerned"),
@@ -184,6 +212,15 @@ class TestWithoutEffect:
     def test_force_saves_it_with_a_note(self, words: tuple[str, ...], why: str) -> None:
         assert why in said("set", *words, "--force")
         assert len(rows()) == 1
+
+
+@pytest.mark.parametrize("error", [DatabaseError("no such table"), ImproperlyConfigured("no database")], ids=str)
+def test_a_site_without_a_table_of_users_saves_an_override_of_a_user(error: Exception) -> None:
+    with patch("django_quota.management.commands.quota_override.override_problems", side_effect=[error, []]) as asked:
+        said("set", "user:77", "blocked")
+
+    assert asked.call_args == call("*", "user:77", with_users=False)
+    assert rows() == {("user:77", "*"): "blocked"}
 
 
 @pytest.mark.parametrize("subject", [SUBJECT, "global", "org:7", "org:*"])
@@ -668,6 +705,20 @@ def test_a_long_list_is_changed_by_few_statements(imported: Import) -> None:
     assert rows() == {(f"ip:{address}", "*"): "exempt" for address in MANY[1_000:]}
 
 
+@pytest.mark.parametrize(
+    ("rows", "statements"), [pytest.param(1_000, 1, id="1,000 rows"), pytest.param(1_001, 2, id="one row more")]
+)
+def test_one_statement_changes_a_thousand_rows(rows: int, statements: int) -> None:
+    subjects = [f"ip:{address}" for address in MANY[:rows]]
+    override_lists.save_list(subjects, "bots", "*", {"mode": "blocked"})
+
+    with CaptureQueriesContext(connection) as queries:
+        override_lists.save_list(subjects, "bots", "*", {"mode": "exempt"})
+
+    updates = [each["sql"] for each in queries.captured_queries if each["sql"].startswith(f'UPDATE "{TABLE}"')]
+    assert len(updates) == statements
+
+
 def test_a_list_that_fails_half_way_changes_nothing(imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(override_lists, "ROWS_PER_QUERY", 1)
     imported("192.0.2.2")
@@ -712,7 +763,7 @@ def test_overrides_that_are_set_at_the_same_time_are_all_saved() -> None:
 
     def set_one(number: int) -> None:
         try:
-            set_override(f"org:{number % 3}", "*", {"mode": "rate", "rate": f"{number + 1}/m"})
+            set_override("*", f"org:{number % 3}", {"mode": "rate", "rate": f"{number + 1}/m"})
         finally:
             connections.close_all()
 

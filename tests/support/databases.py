@@ -155,6 +155,18 @@ def default_database(settings: dict[str, Any]) -> Iterator[None]:
         ContentType.objects.clear_cache()
 
 
+@contextmanager
+def another_database(alias: str, settings: dict[str, Any]) -> Iterator[None]:
+    """Have a database under an alias beside the default one for as long as the block lasts."""
+    connections.settings[alias] = ConnectionHandler({"default": dict(settings)}).settings["default"]
+    try:
+        yield
+    finally:
+        connections[alias].close()
+        del connections[alias]
+        del connections.settings[alias]
+
+
 def forget_connection() -> None:
     """Let go of this thread's connection: one that outlives its test still leads to the database of that test."""
     if hasattr(connections._connections, "default"):  # type: ignore[attr-defined]
