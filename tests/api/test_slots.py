@@ -13,8 +13,9 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from django_quota import lock, slot
+from django_quota import Decision, lock, slot
 from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.metrics import observe, unobserve
 from django_quota.testing import freeze
 from django_quota.types import Slot
 from tests.support.calls import both_ways
@@ -210,6 +211,17 @@ class TestDecisions:
         decision = [export.acquire(), export.acquire()][1].decision
 
         assert decision.explain() == "Allowed by rule 'export' for user:7; 0 of 2 are left."
+
+    def test_an_observer_hears_of_each_decision(self) -> None:
+        heard: list[Decision] = []
+        observe(heard.append)
+
+        lease = lock("export").acquire()
+        with pytest.raises(QuotaExceeded) as refused:
+            lock("export").acquire()
+
+        unobserve(heard.append)
+        assert heard == [lease.decision, refused.value.decision]
 
     def test_a_refusal_says_when_the_next_lease_ends(self, export: Slot) -> None:
         with freeze(START + 7 * SECOND), pytest.raises(QuotaExceeded) as refused:
