@@ -219,7 +219,7 @@ class Reservation:
 
     def _renew_leases(self, first: float | None = None) -> None:
         """Renew its leases in the background. `first`: seconds until the first time, if fewer than usual."""
-        lease = min((lease for ask in self._receipt.asks if (lease := lease_of(ask.rule))), default=0)
+        lease = max(lease_of(ask.rule) for ask in self._receipt.asks)  # all that have one have the same
         if lease and self.is_open:
             renewer.add(self, lease / SECOND / 3, first=first)
 
