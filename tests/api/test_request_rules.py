@@ -316,5 +316,11 @@ class TestSlotsThatWaitForTheUser:
         (logged,) = [each.getMessage() for each in caplog.records if each.name == "django_quota.web"]
         assert logged.startswith(f"The view {route.name!r} answered 200 while a slot waited for it. Nothing limited")
 
+    def test_one_by_address_is_taken_before_the_view(self) -> None:
+        careless = concurrency(1, "ip", name="three")(TokenView.as_view())
+
+        with slot("three", 1, subject="ip:127.0.0.1"):
+            assert careless(self.request()).status_code == 429
+
     def test_without_any_nobody_is_refused(self) -> None:
         assert take_waiting_slots(self.request()) is None
