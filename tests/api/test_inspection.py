@@ -12,7 +12,7 @@ from django_quota import Rule, Subject, check, concurrency, limits_of, peek, quo
 from django_quota.features.counters import calls
 from django_quota.features.events import Event
 from django_quota.features.resets import reset_found
-from django_quota.features.subject_contents import HeldStatus
+from django_quota.features.subject_contents import HeldStatus, read_contents
 from django_quota.limiting.flusher import flusher
 from django_quota.operating.inspection import bans_begun, counted_as, possible_tiers, recent_refusals
 from django_quota.testing import freeze
@@ -274,3 +274,16 @@ class TestAnOrganization:
 )
 def test_a_slot_is_full_if_the_next_caller_is_refused(held: int, limit: int | None, is_full: bool) -> None:
     assert HeldStatus("export", (), "key", held, limit).is_full is is_full
+
+
+@pytest.mark.usefixtures("either_store")
+def test_of_many_leases_the_first_hundred_to_end_are_listed() -> None:
+    for seconds in range(101):
+        with freeze(START + seconds * SECOND):
+            slot("export", 101, lease="10m").acquire()
+
+    with freeze(START + 101 * SECOND):
+        (held,) = read_contents("global", {"quota:1:{global}:l:export": "export"}).leases
+
+    assert (held.name, held.number) == ("export", 101)
+    assert held.ends_in == tuple(499.0 + seconds for seconds in range(100))

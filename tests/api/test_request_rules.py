@@ -1,11 +1,12 @@
 """Rules that wait for a view which finds the user itself, as frameworks with tokens do."""
 
+from io import BytesIO
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase
 from django.test import RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -222,6 +223,22 @@ def test_only_a_view_that_succeeds_without_deciding_is_logged(
     assert statuses("sync", "late", "1") == [status]
 
     assert [each.name for each in caplog.records if each.name == "django_quota.web"] == ["django_quota.web"] * is_logged
+
+
+def test_a_refusal_after_the_view_closes_the_response_that_it_replaces() -> None:
+    file = BytesIO(b"all")
+
+    class Sending(TokenView):
+        def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            return FileResponse(file)
+
+    late = quota("0/m", key="user", name=f"late-{next(numbers)}")(Sending.as_view())
+
+    refused = late(RequestFactory().get("/"))
+
+    assert (refused.status_code, file.closed) == (429, False)
+    refused.close()
+    assert file.closed
 
 
 @pytest.mark.parametrize(
