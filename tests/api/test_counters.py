@@ -743,6 +743,12 @@ class TestWhatCountersHold:
 
         assert self.held() == [("coins", 5), ("coins", 7)]
 
+    def test_a_process_remembers_two_hundred(self) -> None:
+        for number in range(201):
+            counter(f"counter-{number}")
+
+        assert (len(calls.made), ("counter-200", None, None) in calls.made) == (200, False)
+
     def test_they_are_as_many_as_a_process_remembers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(calls, "MAX_MADE", 2)
         for name in "abc":
