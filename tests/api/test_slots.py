@@ -350,6 +350,15 @@ class TestOnRedis:
 
         assert int(raw.pttl(self.KEY)) > 290_000
 
+    def test_a_lease_that_has_ended_is_gone_when_the_next_begins(self, export: Slot, raw: redis.Redis) -> None:
+        with freeze(START):
+            export.acquire()
+
+        with freeze(START + 20 * SECOND):
+            lease = export.acquire()
+
+        assert raw.zrange(self.KEY, 0, -1) == [lease.token.encode()]
+
     def test_an_unused_slot_leaves_no_key(self, export: Slot, raw: redis.Redis) -> None:
         with export:
             assert raw.keys() == [self.KEY.encode()]
