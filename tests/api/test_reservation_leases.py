@@ -328,6 +328,18 @@ def test_its_key_lives_as_long_as_the_counter(raw: Any) -> None:
 
 
 @pytest.mark.usefixtures("redis_cache")
+def test_a_renewal_keeps_its_key_as_long_as_the_counter_lives(raw: Any) -> None:
+    CREDITS.set(ORG, 1_000)
+    reservation = reserve(CREDITS, ORG, 900, lease="10m")
+    (key,) = raw.keys("*:leased:*")
+    raw.pexpire(key, 60_000)
+
+    run_sync(reservation.keeping())
+
+    assert raw.pttl(key) >= raw.pttl(f"quota:1:{{{ORG}}}:c:credits") > 0
+
+
+@pytest.mark.usefixtures("redis_cache")
 def test_settling_on_a_full_server_gives_back(raw: Any) -> None:
     CREDITS.set(ORG, 1_000)
     text = reserve(CREDITS, ORG, 900, lease="10m").dumps()

@@ -277,6 +277,21 @@ class TestRecentHolders:
     def test_each_later_holder_changes_it_by_an_eighth(self) -> None:
         assert self.held_for(8, 16) == 9.0
 
+    def test_it_is_rounded_down_to_microseconds(self) -> None:
+        assert self.held_for(8, 8 + 1.5 / SECOND) == 8.0
+
+    def test_of_two_holders_one_leaves_in_half_the_time_rounded_down(self) -> None:
+        export = slot("export", 2)
+        with freeze(START):
+            leases = [export.acquire(), export.acquire()]
+        with freeze(START + 3):
+            leases[0].release()
+            export.acquire()
+            with pytest.raises(QuotaExceeded) as refused:
+                export.acquire()
+
+        assert refused.value.decision.retry_after == 1 / SECOND
+
     def test_a_holder_of_no_time_counts_as_one_microsecond(self) -> None:
         assert self.held_for(0) == 1 / SECOND
 
