@@ -211,9 +211,10 @@ def test_a_reservation_that_is_cancelled_while_it_is_settled_is_settled(where: W
 
 
 @places
-def test_a_reservation_that_is_cancelled_while_it_is_made_spends_nothing(where: Where) -> None:
+@pytest.mark.parametrize("count_refused", [False, True], ids=["a plain rule", "a rule that counts refused hits"])
+def test_a_reservation_that_is_cancelled_while_it_is_made_spends_nothing(where: Where, count_refused: bool) -> None:
     async def work() -> None:
-        async with areserve("1000/h", "user:7", 600):
+        async with areserve("1000/h", "user:7", 600, count_refused=count_refused):
             raise AssertionError
 
     async def leave() -> None:

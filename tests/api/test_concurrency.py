@@ -1,6 +1,7 @@
 """`@concurrency` on views: never more requests than the limit, and each slot is given back."""
 
 from contextlib import suppress
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -8,8 +9,10 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
 from django_quota import check, concurrency, peek, quota, slot
+from django_quota.adapters import SlotRule
 from django_quota.core.errors import StoreBusy, StoreFull
 from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.http.request_slots import Holding
 from django_quota.limiting.registry import get_limiter
 from django_quota.testing import freeze
 from tests.support.calls import both_ways, get, run
@@ -366,3 +369,23 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_wrong_option_is_an_error_at_import(given: Any, words: str) -> None:
     with pytest.raises(RuleError, match=words):
         concurrency(1, **given)
+
+
+def test_a_rule_for_a_slot_is_itself_and_never_changes() -> None:
+    rule = SlotRule.make("view", 1)
+
+    assert {rule: "found"}[rule] == "found"
+    assert rule != SlotRule.make("view", 1)
+    with pytest.raises(FrozenInstanceError):
+        rule.blocks = False  # type: ignore[misc]
+
+
+def test_a_view_that_is_thrown_away_asks_no_store() -> None:
+    """As when its event loop was closed."""
+    running = Holding().while_flow(bool)
+    next(running)
+
+    running.close()
+
+    with pytest.raises(StopIteration):
+        next(running)

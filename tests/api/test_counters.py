@@ -688,6 +688,10 @@ def test_a_counter_lives_for_its_ttl(ttl: Any, found: timedelta) -> None:
     assert counter("views", ttl=ttl).ttl == found
 
 
+def test_a_counter_lives_for_400_days_by_default() -> None:
+    assert counter("views").ttl == timedelta(days=400)
+
+
 @MEMORY
 class TestWhatCountersHold:
     """What the pages of operators show of a subject's counters."""
@@ -739,6 +743,12 @@ class TestWhatCountersHold:
 
         assert self.held() == [("coins", 5), ("coins", 7)]
 
+    def test_a_process_remembers_two_hundred(self) -> None:
+        for number in range(201):
+            counter(f"counter-{number}")
+
+        assert (len(calls.made), ("counter-200", None, None) in calls.made) == (200, False)
+
     def test_they_are_as_many_as_a_process_remembers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(calls, "MAX_MADE", 2)
         for name in "abc":
@@ -782,6 +792,18 @@ class TestOnce:
 
         with freeze(START + later):
             assert is_first("event", "e1", ttl=10) is is_new
+
+    @pytest.mark.parametrize(
+        ("later", "is_new"), [row("before an hour has passed", -1, False), row("when it has passed", 0, True)]
+    )
+    def test_a_value_is_remembered_for_an_hour_by_default(
+        self, later: int, is_new: bool, is_first: Callable[..., bool]
+    ) -> None:
+        with freeze(START):
+            is_first("event", "e1")
+
+        with freeze(START + 3_600 * SECOND + later):
+            assert is_first("event", "e1") is is_new
 
     def test_a_later_call_does_not_remember_a_value_for_longer(self, is_first: Callable[..., bool]) -> None:
         for moment in (0, 9 * SECOND):

@@ -383,7 +383,7 @@ class TestWhatIsWrong:
     def test_a_total_above_64_bits_is_an_error(self, expires: Any) -> None:
         CREDITS.set(ORG, 2**63 - 5)
 
-        with pytest.raises(CounterError, match="beyond 64 bits"):
+        with pytest.raises(CounterError, match=":c:credits beyond 64 bits"):
             CREDITS.grant(ORG, 9, id="order-17", expires=expires)
 
         assert CREDITS.get(ORG) == 2**63 - 5
@@ -433,7 +433,7 @@ def test_too_many_grants_are_an_error() -> None:
         for each in range(MAX_GRANTS):
             CREDITS.grant(ORG, 1, id=f"{each}", expires="1h")
 
-        with pytest.raises(CounterError, match="more than 1000 grants"):
+        with pytest.raises(CounterError, match=":grants:credits would have more than 1000 grants"):
             CREDITS.grant(ORG, 1, id="one more", expires="1h")
 
         assert CREDITS.get(ORG) == MAX_GRANTS
@@ -468,7 +468,7 @@ class TestAsManyGrantsAsThereMayBe:
             self.put(raw, MAX_GRANTS)
             before = {key: raw.dump(key) for key in raw.scan_iter()}
 
-            with pytest.raises(CounterError, match="more than 1000 grants") as error:
+            with pytest.raises(CounterError, match=":grants:credits would have more than 1000 grants") as error:
                 add()
 
         assert error.value.subject == ORG

@@ -8,11 +8,11 @@ import redis
 from django.http import HttpResponse
 from django.urls import path
 
-from django_quota import Rule, Subject, check, concurrency, limits_of, peek, quota, reset, slot
+from django_quota import Rule, Subject, ban, check, concurrency, limits_of, peek, quota, reset, slot
 from django_quota.features.counters import calls
 from django_quota.features.events import Event
 from django_quota.features.resets import reset_found
-from django_quota.features.subject_contents import HeldStatus
+from django_quota.features.subject_contents import HeldStatus, read_contents
 from django_quota.limiting.flusher import flusher
 from django_quota.operating.inspection import bans_begun, counted_as, possible_tiers, recent_refusals
 from django_quota.testing import freeze
@@ -274,3 +274,26 @@ class TestAnOrganization:
 )
 def test_a_slot_is_full_if_the_next_caller_is_refused(held: int, limit: int | None, is_full: bool) -> None:
     assert HeldStatus("export", (), "key", held, limit).is_full is is_full
+
+
+@pytest.mark.usefixtures("either_store")
+def test_of_many_leases_the_first_hundred_to_end_are_listed() -> None:
+    for seconds in range(102):
+        with freeze(START + seconds * SECOND):
+            slot("export", 102, lease="10m").acquire()
+
+    with freeze(START + 600 * SECOND):  # when the first ends
+        (held,) = read_contents("global", {"quota:1:{global}:l:export": "export"}).leases
+
+    assert (held.name, held.number) == ("export", 101)
+    assert held.ends_in == tuple(float(seconds) for seconds in range(1, 101))
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_ban_that_ends_at_this_moment_is_not_listed() -> None:
+    with freeze(START):
+        ban("banning", SUBJECT, 600)
+        ban(Rule.make("longer", "1/h", ban=BAN), SUBJECT, 601)
+
+    with freeze(START + 600 * SECOND):
+        assert [(each.rule, each.ends_in) for each in read_contents(SUBJECT).bans()] == [("longer", 1.0)]

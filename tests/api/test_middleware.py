@@ -16,6 +16,7 @@ from django.utils.functional import SimpleLazyObject
 
 from django_quota import Decision, acheck, check, concurrency, quota
 from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavailable
+from django_quota.limiting.registry import get_limiter
 from django_quota.middleware import QuotaMiddleware
 from tests.support.calls import both, fetch, get, run
 
@@ -233,6 +234,26 @@ def test_the_503_of_a_view_has_the_limits_that_were_decided_before_it() -> None:
 
     assert response is not None
     assert (response.status_code, response.headers["RateLimit-Policy"]) == (503, '"search";q=9;w=60')
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_view_that_raises_the_decision_on_its_request_has_it_once() -> None:
+    @quota("0/m", name="shown", block=False)
+    def raises(request: Any) -> HttpResponse:
+        request.quota.raise_if_refused()
+        return HttpResponse()
+
+    request = get()
+
+    assert raises(request).status_code == 429
+    assert [outcome.rule for outcome in request.quota.outcomes] == ["shown"]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_an_error_of_the_store_that_leaves_a_view_is_an_outage() -> None:
+    QuotaMiddleware(lambda r: HttpResponse()).process_exception(get(), StoreUnavailable("it is gone"))
+
+    assert get_limiter().outages.is_on
 
 
 # --- a refusal inside a view and the view's transaction, and what a site answers under ASGI ---------------------------

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -158,6 +159,24 @@ def test_nothing_is_added_to_an_override_that_has_ended() -> None:
     assert (row().rate, row().reason, row().label) == ("+500", "raise_limit()", "")
 
 
+def test_an_override_that_begins_at_this_moment_is_raised() -> None:
+    QuotaOverride.objects.create(subject="org:7", rule="tokens", rate="2000/month", starts=NOW)
+
+    raise_limit("tokens", "org:7", 500)
+
+    assert (row().rate, left()) == ("2500/month", 2_500)
+
+
+def test_a_rate_that_another_process_has_just_given_to_all_is_raised() -> None:
+    left()
+    with patch.object(overrides, "change"):  # this process is not told
+        QuotaOverride.objects.create(subject="*", rule="tokens", rate="2000/month")
+
+    raise_limit("tokens", "org:7", 500)
+
+    assert row().rate == "2500/month"
+
+
 def test_an_override_that_another_process_has_raised_is_added_to() -> None:
     raise_limit("tokens", "org:7", 500)
     overrides.table.drop(row().pk)  # this process has not read it yet
@@ -216,6 +235,8 @@ def test_a_request_is_a_subject(rf: Any) -> None:
     [
         (("tokens", "org:7", 0), "units=0 is not a whole number from 1"),
         (("tokens", "org:7", True), "units=True is not"),
+        (("tokens", "org:7", 1.5), "units=1.5 is not"),
+        (("tokens", "org:7", 10**12 + 1), "units=1000000000001 is not a whole number from 1 to 1000000000000"),
         (("tokens", "org:7", 10**12), "above 1000000000000"),
         (("tokens", "org:7", 5, NOW), "is in the past"),
         (("token", "org:7", 5), "Did you mean 'tokens'"),
@@ -329,6 +350,16 @@ def test_a_raise_that_gives_no_name_shows_nothing_of_the_raise_before_it() -> No
     raise_limit("tokens", "org:7", 500)
 
     assert (row().rate, row().reason, row().created_by) == ("+1000", "raise_limit()", "")
+
+
+def test_the_log_of_the_admin_says_that_a_raise_has_no_end() -> None:
+    QuotaOverride.objects.create(subject="org:7", rule="tokens", rate="2000/month")
+
+    raise_limit("tokens", "org:7", 500, by=User.objects.create_user("ann"))
+
+    assert LogEntry.objects.get(object_id="org:7", user__isnull=False).change_message.startswith(
+        "Raise: tokens +500, for good"
+    )
 
 
 def test_the_log_of_the_admin_has_each_raise_of_a_user() -> None:

@@ -230,7 +230,7 @@ class TestRounds:
     ) -> None:
         own, due, later = Renewer(), Held(), Held()
         own.add(due, 10.0)
-        own.add(later, 20.0)
+        own.add(later, 25.0)
 
         self.at(1_010.0, monkeypatch)
         own._renew_due()
@@ -265,16 +265,17 @@ class TestRounds:
 
         assert moments == [1_000.0, 1_020.0]
 
+    @pytest.mark.parametrize("late", [0.0, 10.0], ids=["just now", "ten seconds ago"])
     def test_a_round_that_was_missed_is_made_up_for_by_the_next_lease(
-        self, moments: list[float], monkeypatch: pytest.MonkeyPatch
+        self, moments: list[float], late: float, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         own, leases = Renewer(), [Held(), Held()]
         own.add(leases[0], 10.0)
 
-        self.at(1_020.0, monkeypatch)
+        self.at(1_010.0 + late, monkeypatch)
         own.add(leases[1], 20.0)
 
-        assert moments == [1_010.0, 1_040.0]
+        assert moments == [1_010.0, 1_030.0 + late]
 
     def test_a_lease_that_is_released_during_its_renewal_is_renewed_no_more(self, moments: list[float]) -> None:
         own, lease = Renewer(), Held(StoreUnavailable("gone"))

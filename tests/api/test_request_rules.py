@@ -1,11 +1,12 @@
 """Rules that wait for a view which finds the user itself, as frameworks with tokens do."""
 
+from io import BytesIO
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase
 from django.test import RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -224,6 +225,22 @@ def test_only_a_view_that_succeeds_without_deciding_is_logged(
     assert [each.name for each in caplog.records if each.name == "django_quota.web"] == ["django_quota.web"] * is_logged
 
 
+def test_a_refusal_after_the_view_closes_the_response_that_it_replaces() -> None:
+    file = BytesIO(b"all")
+
+    class Sending(TokenView):
+        def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            return FileResponse(file)
+
+    late = quota("0/m", key="user", name=f"late-{next(numbers)}")(Sending.as_view())
+
+    refused = late(RequestFactory().get("/"))
+
+    assert (refused.status_code, file.closed) == (429, False)
+    refused.close()
+    assert file.closed
+
+
 @pytest.mark.parametrize(
     ("options", "waits"),
     [
@@ -315,6 +332,12 @@ class TestSlotsThatWaitForTheUser:
 
         (logged,) = [each.getMessage() for each in caplog.records if each.name == "django_quota.web"]
         assert logged.startswith(f"The view {route.name!r} answered 200 while a slot waited for it. Nothing limited")
+
+    def test_one_by_address_is_taken_before_the_view(self) -> None:
+        careless = concurrency(1, "ip", name="three")(TokenView.as_view())
+
+        with slot("three", 1, subject="ip:127.0.0.1"):
+            assert careless(self.request()).status_code == 429
 
     def test_without_any_nobody_is_refused(self) -> None:
         assert take_waiting_slots(self.request()) is None

@@ -11,6 +11,7 @@ from django_quota import areserve, areserve_all, counter, peek, reserve, reserve
 from django_quota.core.flow import run_sync
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.features.slots.renewal import renewer
+from django_quota.limiting.flusher import flusher
 from django_quota.testing import freeze, server_programs
 from django_quota.types import Reservation
 from tests.support.commands import said
@@ -226,6 +227,41 @@ class TestTheBackground:
         assert len(renewer) == 1
         assert reservation.is_open
 
+    @pytest.fixture
+    def moments(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """When it is to renew a lease, in seconds from now on."""
+        moments: list[float] = []
+        monkeypatch.setattr("django_quota.core.clock.elapsed", lambda: 0.0)
+        monkeypatch.setattr(flusher, "call_at", lambda moment, _: moments.append(moment))
+        return moments
+
+    def test_it_renews_a_lease_when_a_third_of_it_is_over(self, moments: list[float]) -> None:
+        CREDITS.set(ORG, 1_000)
+
+        reservation = reserve_all([("9/m", USER), (CREDITS, ORG, 900)], lease="10m")
+
+        assert moments == [200.0]
+        assert reservation.is_open
+
+    def test_it_renews_one_from_a_string_within_a_second(self, moments: list[float]) -> None:
+        CREDITS.set(ORG, 1_000)
+        text = reserve(CREDITS, ORG, 900, lease="10m").dumps()
+
+        reservation = Reservation.loads(text)
+
+        assert moments == [200.0, 1.0]
+        assert reservation.is_open
+
+    def test_it_has_nothing_to_do_for_the_string_of_a_settled_reservation(self) -> None:
+        CREDITS.set(ORG, 1_000)
+        settled = reserve(CREDITS, ORG, 900, lease="10m")
+        settled.settle(1)
+
+        reservation = Reservation.loads(settled.dumps())
+
+        assert len(renewer) == 0
+        assert not reservation.is_open
+
     def test_it_forgets_a_reservation_that_nobody_has(self) -> None:
         CREDITS.set(ORG, 1_000)
         gc.collect()
@@ -289,6 +325,18 @@ def test_its_key_lives_as_long_as_the_counter(raw: Any) -> None:
 
     assert raw.pttl(key) >= raw.pttl(f"quota:1:{{{ORG}}}:c:credits") > 0
     assert reservation.is_open
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_renewal_keeps_its_key_as_long_as_the_counter_lives(raw: Any) -> None:
+    CREDITS.set(ORG, 1_000)
+    reservation = reserve(CREDITS, ORG, 900, lease="10m")
+    (key,) = raw.keys("*:leased:*")
+    raw.pexpire(key, 60_000)
+
+    run_sync(reservation.keeping())
+
+    assert raw.pttl(key) >= raw.pttl(f"quota:1:{{{ORG}}}:c:credits") > 0
 
 
 @pytest.mark.usefixtures("redis_cache")

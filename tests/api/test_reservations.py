@@ -18,7 +18,7 @@ from django_quota.models import QuotaOverride
 from django_quota.signals import near_limit
 from django_quota.testing import freeze
 from django_quota.types import Reservation
-from tests.support.calls import both_ways
+from tests.support.calls import both_ways, calls_of
 from tests.support.counts import checks_of, count_what_waits, units_of
 from tests.support.overridden import override
 from tests.support.steps import ALGORITHMS, MINUTE, START
@@ -204,6 +204,17 @@ class TestReserving:
 
         assert later(reservation).settle(0).remaining == 1
 
+    def test_the_end_of_a_block_that_took_nothing_asks_no_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = calls_of(monkeypatch)
+
+        with reserve("1000/h", USER, 1_001, shadow=True, name="shadow"):
+            asked.clear()
+
+        assert asked == []
+
+    def test_the_cost_of_several_entries_is_that_of_the_first(self) -> None:
+        assert reserve_all([("1000/h", USER, 600), ("9/m", ORG)]).cost == 600
+
     @pytest.mark.parametrize("actual", [-1, 1.5, "3", True, 10**12 + 1])
     def test_settling_for_what_is_not_a_cost_is_an_error(self, actual: Any) -> None:
         reservation = reserve("1000/h", USER, 600)
@@ -221,6 +232,10 @@ class TestReserving:
             reservation.cancel()
 
             assert left() == 1_000
+
+    def test_an_estimate_of_nothing_cannot_be_reserved(self) -> None:
+        with pytest.raises(RuleError, match=r"cost=0 of rule '1000/h' takes nothing\."):
+            reserve("1000/h", USER, 0)
 
     def test_a_rule_that_counts_different_values_cannot_be_reserved(self) -> None:
         with pytest.raises(RuleError, match="counts different values"):
@@ -477,6 +492,37 @@ def test_only_an_unchanged_string_is_a_reservation(changed: Any) -> None:
     text = reserve("9/m", ORG, 3).dumps()
     with pytest.raises(RuleError, match=r"is not a reservation of this site.* Use what reservation\.dumps"):
         Reservation.loads(changed(text))
+
+
+@in_memory
+def test_the_error_shows_the_beginning_of_a_long_string() -> None:
+    with pytest.raises(RuleError, match=f"^'{'a' * 40}' is not a reservation of this site"):
+        Reservation.loads("a" * 90)
+
+
+@in_memory
+def test_a_string_of_the_first_release_is_read() -> None:
+    hour = "quota:1:{user:42}:r:1000/h:sw.3600s", ("sliding_window", "1000", "3600000000", "36000000")
+    rate = [{"name": "1000/h", "rates": ["1000/h"]}, USER, 600, "", [START, dict([hour]), ""]]
+    take = {"counter": "credits", "group": None, "ttl": 400 * DAY, "lease": 0, "store": None}
+    credits_key = "quota:1:{org:7}:c:credits", ("stock", str(10**15), str(400 * DAY), "0")
+    of_counter = [take, ORG, 90, "", [START, dict([credits_key]), ""]]
+    text = signing.dumps({"reservation": 1, "parts": [["931bcc9bee6c7d2d", START, [rate, of_counter]]]}, salt=SALT)
+    with freeze(START):
+        counter("credits").set(ORG, 1_000)
+        reserve_all([("1000/h", USER, 600), (counter("credits"), ORG, 90)])
+
+        Reservation.loads(text).settle([150, 20])
+
+        assert (left(), counter("credits").get(ORG)) == (850, 980)
+
+
+@in_memory
+def test_a_reservation_from_a_string_was_allowed_without_outcomes() -> None:
+    decision = later(reserve("tokens", ORG, 100)).decision
+
+    assert decision.explain() == "Allowed: nothing limits this."
+    assert (decision.rule, decision.subject) == ("tokens", ORG)
 
 
 @in_memory

@@ -1,6 +1,6 @@
 """`reset`: it forgets what one rule or all rules have counted for a subject, and lifts the bans."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,13 +12,19 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.urls import path
 
-from django_quota import Rule, areset, ban, check, peek, quota, reset
+from django_quota import Rule, areset, ban, check, check_all, peek, quota, reset
+from django_quota.core.flow import run_sync
+from django_quota.engine.events import AppendEvents, EventLog
+from django_quota.engine.operations import DictStates, Operation
+from django_quota.engine.scatter import scatter
 from django_quota.exceptions import RuleError
+from django_quota.features.resets import Reset, RuleState
 from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import always
 from tests.support.counts import bans_of
 from tests.support.steps import START
+from tests.support.stores import spy
 
 SUBJECT = "user:42"
 BAN = {"after": "1000/m", "for": "10m"}  # never reached
@@ -184,6 +190,42 @@ def test_the_event_comes_again_at_once_after_a_reset(signal: Signal, hits: int) 
             reset(rule, SUBJECT)
 
     assert number == [1, 2]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_call_to_the_store_resets_a_hundred_rules_at_most(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.ROOT_URLCONF = ()
+    settings.QUOTA = {**settings.QUOTA, "RULES": {f"rule-{number}": "3/m" for number in range(101)}}
+    check_all([(f"rule-{number}", SUBJECT) for number in range(101)])
+    numbers: list[int] = []
+    spy(monkeypatch, lambda each: numbers.append(len(each.rule_states)) if isinstance(each, Reset) else None)
+
+    assert reset("*", SUBJECT) == 101
+
+    assert numbers == [100, 1]
+
+
+def test_rules_of_subjects_in_several_slots_are_reset_in_each_of_them() -> None:
+    """On a Redis Cluster one script reaches one slot."""
+    subjects = ("user:1", "user:2", "user:3")
+    states = {"user:1": DictStates(), "user:2": DictStates()}
+    for subject in subjects:
+        states["user:2" if subject == "user:2" else "user:1"].put(f"q:{{{subject}}}:r", 5, START)
+    log = EventLog(("events", "bans"))
+    operation = Reset([RuleState("api", f"q:{{{each}}}:s", [f"q:{{{each}}}:r"]) for each in subjects], log)
+    events: list[AppendEvents] = []
+
+    def slot_of(key: str) -> str:
+        return "user:2" if "user:2" in key else "user:1"
+
+    def run(operations: Sequence[Operation]) -> list[Any]:
+        events.extend(each for each in operations if isinstance(each, AppendEvents))
+        return [each.run(states[slot_of(each.keys[0])], START) for each in operations if isinstance(each, Reset)]
+
+    assert run_sync(scatter(operation, slot_of), run) == 3
+
+    assert [each.kept for each in states.values()] == [{}, {}]
+    assert [len(each.events) for each in events] == [3]
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -33,6 +33,7 @@ from django_quota import (
     reset,
     usage_lines,
 )
+from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.flow import run_sync
 from django_quota.engine.asks import Take
@@ -53,6 +54,7 @@ from tests.conftest import alias_of_states
 from tests.support import selection
 from tests.support.databases import sqlite_database
 from tests.support.overridden import override
+from tests.support.steps import MINUTE, START
 from tests.support.stores import caches, empty_database, named, programs
 
 PREPAID = counter("prepaid", store="database")
@@ -236,11 +238,13 @@ def test_a_saved_reservation_is_settled_once_in_the_database(named: bool) -> Non
 
 @pytest.mark.usefixtures("bursts")
 def test_a_lease_of_credits_is_renewed_in_the_database() -> None:
-    PREPAID.set("user:1", 10)
-    reservation = reserve(PREPAID, "user:1", 4, lease="10m")
-    run_sync(reservation.keeping())
-    reservation.cancel()
-    assert PREPAID.get("user:1") == 10
+    with freeze(START):
+        PREPAID.set("user:1", 10)
+        reservation = reserve(PREPAID, "user:1", 4, lease="10m")
+    with freeze(START + 9 * MINUTE):
+        run_sync(reservation.keeping())
+    with freeze(START + 19 * MINUTE - 1), pytest.raises(QuotaExceeded):
+        reserve(PREPAID, "user:1", 7, lease="10m")
 
 
 @pytest.mark.usefixtures("bursts")

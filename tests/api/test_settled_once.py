@@ -176,6 +176,15 @@ class TestWhoSettles:
 
         assert CREDITS.get(ORG) == 800
 
+    def test_without_a_string_settling_again_changes_nothing_after_an_answer_that_was_lost(self) -> None:
+        reservation = reserve(CREDITS, ORG, 900)
+        with no_answer(done=True):
+            assert reservation.settle(200).degraded
+
+        reservation.settle(200)
+
+        assert CREDITS.get(ORG) == 800
+
     def test_a_string_that_could_not_be_settled_is_settled_by_the_next_call(self) -> None:
         reservation = Reservation.loads(reserve(CREDITS, ORG, 900).dumps())
         with no_answer():

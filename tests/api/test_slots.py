@@ -13,8 +13,9 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from django_quota import lock, slot
+from django_quota import Decision, lock, slot
 from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.metrics import observe, unobserve
 from django_quota.testing import freeze
 from django_quota.types import Slot
 from tests.support.calls import both_ways
@@ -211,6 +212,17 @@ class TestDecisions:
 
         assert decision.explain() == "Allowed by rule 'export' for user:7; 0 of 2 are left."
 
+    def test_an_observer_hears_of_each_decision(self) -> None:
+        heard: list[Decision] = []
+        observe(heard.append)
+
+        lease = lock("export").acquire()
+        with pytest.raises(QuotaExceeded) as refused:
+            lock("export").acquire()
+
+        unobserve(heard.append)
+        assert heard == [lease.decision, refused.value.decision]
+
     def test_a_refusal_says_when_the_next_lease_ends(self, export: Slot) -> None:
         with freeze(START + 7 * SECOND), pytest.raises(QuotaExceeded) as refused:
             export.acquire()
@@ -264,6 +276,21 @@ class TestRecentHolders:
 
     def test_each_later_holder_changes_it_by_an_eighth(self) -> None:
         assert self.held_for(8, 16) == 9.0
+
+    def test_it_is_rounded_down_to_microseconds(self) -> None:
+        assert self.held_for(8, 8 + 1.5 / SECOND) == 8.0
+
+    def test_of_two_holders_one_leaves_in_half_the_time_rounded_down(self) -> None:
+        export = slot("export", 2)
+        with freeze(START):
+            leases = [export.acquire(), export.acquire()]
+        with freeze(START + 3):
+            leases[0].release()
+            export.acquire()
+            with pytest.raises(QuotaExceeded) as refused:
+                export.acquire()
+
+        assert refused.value.decision.retry_after == 1 / SECOND
 
     def test_a_holder_of_no_time_counts_as_one_microsecond(self) -> None:
         assert self.held_for(0) == 1 / SECOND
@@ -337,6 +364,15 @@ class TestOnRedis:
         export.acquire().renew(300)
 
         assert int(raw.pttl(self.KEY)) > 290_000
+
+    def test_a_lease_that_has_ended_is_gone_when_the_next_begins(self, export: Slot, raw: redis.Redis) -> None:
+        with freeze(START):
+            export.acquire()
+
+        with freeze(START + 20 * SECOND):
+            lease = export.acquire()
+
+        assert raw.zrange(self.KEY, 0, -1) == [lease.token.encode()]
 
     def test_an_unused_slot_leaves_no_key(self, export: Slot, raw: redis.Redis) -> None:
         with export:

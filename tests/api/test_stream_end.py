@@ -1,13 +1,17 @@
 """The end of a stream: what has to happen then happens once, however the stream ends."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from django.core.signals import request_finished, request_started
 
 from django_quota.core.flow import Flow
-from django_quota.features.request_end import at_stream_end
+from django_quota.features.request_end import at_request_end, at_stream_end
+from django_quota.limiting.flusher import flusher
 
 
 class Content:
@@ -130,3 +134,78 @@ class TestAsync:
             assert content.ended == 1
 
         asyncio.run(leave())
+
+
+class TestTheRequest:
+    """What is left to the end of a request, and to the background."""
+
+    @pytest.fixture
+    def planned(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """The moments of what the background is to do."""
+        planned: list[float] = []
+        monkeypatch.setattr(flusher, "call_at", lambda moment, _: planned.append(moment))
+        return planned
+
+    def test_it_ends_a_stream_that_nobody_has_read(self, content: Content) -> None:
+        request_started.send(None)
+        stream = at_stream_end(content.parts(), content.ending)
+
+        request_finished.send(None)
+
+        assert content.ended == 1
+        assert list(stream) == []
+
+    def test_it_does_all_though_a_part_of_it_fails(self, caplog: pytest.LogCaptureFixture) -> None:
+        done: list[str] = []
+        request_started.send(None)
+        for action in (lambda: done.append("first"), lambda: 1 / 0, lambda: done.append("last")):
+            at_request_end(action)
+
+        request_finished.send(None)
+
+        assert sorted(done) == ["first", "last"]
+        assert "A request has ended, but a part of what it held was not given back." in caplog.text
+
+    def test_after_it_there_is_none(self) -> None:
+        request_started.send(None)
+        request_finished.send(None)
+
+        assert at_request_end(bool) is None
+
+    def test_it_forgets_a_stream_that_has_ended(self, content: Content) -> None:
+        request_started.send(None)
+        stream = at_stream_end(content.parts(), content.ending)
+        list(stream)
+        of_stream = weakref.ref(stream)
+        del stream
+        gc.collect()
+
+        assert of_stream() is None
+
+        request_finished.send(None)
+
+    @pytest.mark.parametrize(
+        ("is_read", "number"), [(True, 0), (False, 1)], ids=["read to its end", "dropped with its request"]
+    )
+    def test_the_background_ends_only_what_was_dropped(
+        self, is_read: bool, number: int, content: Content, planned: list[float]
+    ) -> None:
+        request_started.send(None)
+        stream = at_stream_end(content.parts(), content.ending)
+        if is_read:
+            list(stream)
+        del stream
+
+        request_started.send(None)  # the server has dropped the first without an end
+        gc.collect()
+
+        assert len(planned) == number
+        request_finished.send(None)
+
+    def test_outside_of_a_request_nothing_ends_what_was_dropped(self, content: Content, planned: list[float]) -> None:
+        stream = at_stream_end(content.parts(), content.ending)
+
+        del stream
+        gc.collect()
+
+        assert planned == []

@@ -41,10 +41,11 @@ from hypothesis import strategies as st
 from rest_framework_simplejwt.serializers import TokenObtainPairSerializer
 from rest_framework_simplejwt.views import TokenObtainPairView
 
-from django_quota import quota
+from django_quota import check, quota
 from django_quota.conf import DEFAULT_LOGIN, login_rules
 from django_quota.contrib.auth import CaptchaRequired, LoginQuotaBackend, LoginRefused, unlock
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
+from django_quota.features.logins import with_addresses
 from django_quota.operating.lookup import find_users, user_names
 from django_quota.subjects.subject import login_subject, normalized
 from django_quota.testing import freeze
@@ -428,6 +429,19 @@ class TestUnlock:
         unlock("ann")
 
         assert unlock("ann") == 0
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("subject", "found"),
+    [("login.username:ann", ["login.username:ann+ip:192.0.2.1", "login.username:ann+ip:192.0.2.2"]), ("user:7", [])],
+    ids=["a user name", "another subject"],
+)
+def test_only_a_user_name_is_unlocked_together_with_addresses(subject: str, found: list[str]) -> None:
+    for address in ("192.0.2.2", "192.0.2.1"):
+        check("9/m", f"{subject}+ip:{address}")
+
+    assert with_addresses(subject) == found
 
 
 @pytest.mark.usefixtures("redis_cache", "ann")

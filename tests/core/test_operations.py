@@ -15,6 +15,11 @@ from django_quota.engine.operations import DictStates, Operation, keep, text
 from django_quota.engine.state_copies import ReadStates, WriteStates
 from django_quota.engine.system_operations import AddMetrics, MetricsKeys, RegisterWorker, Sweep
 from django_quota.features.counters import operations as counters
+from django_quota.features.once import Once
+from django_quota.features.reservations.leases import GiveBackEnded, RenewLeases
+from django_quota.features.resets import Reset, RuleState
+from django_quota.features.slots import calls as slots
+from django_quota.features.subject_contents import InspectSubject
 from django_quota.features.usage import days
 from tests.support.steps import MINUTE, START, hits_of
 from tests.support.stores import current_store
@@ -23,6 +28,8 @@ SPARE = 3_600_000
 """For how many milliseconds a key outlives its content where a test passes the time in."""
 KEYS = ("total", "grants")
 DAYS = (START, START + DAY)
+SLOT = slots.SlotKeys("leases", "recent")
+LEASED = "quota:1:{user:1}:leased:credits"
 HITS = hits_of(Rule.make("api", "5/m"))
 
 OPERATIONS: dict[str, Operation] = {
@@ -50,6 +57,15 @@ OPERATIONS: dict[str, Operation] = {
     "append events": AppendEvents(EventLog(("events", "bans")), []),
     "read events": ReadEvents(["events"]),
     "record hits": RecordHits("s", "sent", "", 1, "api", {}, 0, ""),
+    "once": Once("once", MINUTE),
+    "take a slot": slots.Acquire(SLOT, "token", 1, MINUTE),
+    "renew a slot": slots.Renew(SLOT, "token", MINUTE),
+    "release a slot": slots.Release(SLOT, "token", None, MINUTE),
+    "holders of a slot": slots.Holders(SLOT),
+    "renew leases": RenewLeases(LEASED, ["lease:5:"], MINUTE, MINUTE),
+    "give back what has ended": GiveBackEnded(LEASED),
+    "reset": Reset([RuleState("api", "s", ["total"])]),
+    "contents of a subject": InspectSubject("s", ["l"]),
 }
 
 
@@ -58,17 +74,18 @@ def those_that(name: str) -> set[str]:
 
 
 def test_what_gives_something_back_waits_longer_for_its_turn_in_a_busy_process() -> None:
-    assert those_that("gives_back") == {"refund", "adjust"}
+    of_slots = {"renew a slot", "release a slot"}
+    assert those_that("gives_back") == {"refund", "adjust", *of_slots, "renew leases", "give back what has ended"}
 
 
 def test_what_may_read_very_much_runs_beside_the_hits() -> None:
     slow = {"days of a counter", "read states", "write states", "read days", "set aside", "drop aside", "sweep"}
-    assert those_that("is_slow") == slow
+    assert those_that("is_slow") == slow | {"reset", "contents of a subject"}
 
 
 def test_what_only_reads_needs_no_lock() -> None:
     reading = {"peek", "get", "grants", "days of a counter", "unique count", "read states", "read days", "read events"}
-    assert those_that("is_reading") == reading
+    assert those_that("is_reading") == reading | {"holders of a slot", "contents of a subject"}
 
 
 @pytest.mark.parametrize("name", sorted(those_that("is_reading")))
@@ -108,6 +125,34 @@ def test_a_reply_says_whether_the_store_has_written(name: str, total: Any, has_w
     states.put("total", total, START + DAY)
 
     assert operation.has_written(operation.run(states, START)) is has_written
+
+
+@pytest.mark.parametrize(
+    ("name", "leases", "has_written"),
+    [
+        pytest.param("renew leases", {"lease:5:": START + DAY}, True, id="a lease of units is renewed"),
+        pytest.param("renew leases", {"other:5:": START + DAY}, False, id="no such lease holds units"),
+        pytest.param("give back what has ended", {"lease:5:": START}, True, id="units go back"),
+        pytest.param("give back what has ended", {"lease:5:": START + 1}, False, id="no lease has ended"),
+    ],
+)
+def test_the_reply_about_leases_of_units_says_whether_the_store_has_written(
+    name: str, leases: dict[str, int], has_written: bool
+) -> None:
+    operation, states = OPERATIONS[name], DictStates()
+    states.put(LEASED, leases, START + DAY)
+
+    assert operation.has_written(operation.run(states, START)) is has_written
+
+
+@pytest.mark.parametrize("name", ["once", "take a slot"])
+def test_the_second_of_two_callers_does_not_say_that_the_store_has_written(name: str) -> None:
+    states = DictStates()
+    of_another = {"take a slot": slots.Acquire(SLOT, "other", 1, MINUTE)}.get(name, OPERATIONS[name])
+
+    first, second = (each.run(states, START) for each in (of_another, OPERATIONS[name]))
+
+    assert [OPERATIONS[name].has_written(reply) for reply in (first, second)] == [True, False]
 
 
 @pytest.mark.parametrize(
