@@ -377,13 +377,9 @@ def test_a_store_that_begins_to_count_meanwhile_ends_the_copy(
     assert CREDITS.get(USER) == 5
 
 
-@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
-def test_a_key_that_comes_twice_is_copied_once(
-    way: Direction, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def each_key_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """SCAN may return a key twice, and a call that was not answered may have been made."""
-    use(way[0])
-    CREDITS.set(USER, 100)
     keys = CopiedStore.keys
 
     def twice(self: CopiedStore, patience: Any) -> Iterator[list[str]]:
@@ -393,11 +389,30 @@ def test_a_key_that_comes_twice_is_copied_once(
 
     monkeypatch.setattr(CopiedStore, "keys", twice)
 
+
+@pytest.mark.usefixtures("each_key_comes_twice")
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_a_key_that_comes_twice_is_copied_once(way: Direction, use: Callable[[str], None]) -> None:
+    use(way[0])
+    CREDITS.set(USER, 100)
+
     report = copy("--json", way=way)
 
     assert report["kinds"]["c"] == 1
     use(way[1])
     assert CREDITS.get(USER) == 100
+
+
+@pytest.mark.usefixtures("each_key_comes_twice")
+def test_different_values_that_come_twice_are_copied_once(use: Callable[[str], None]) -> None:
+    """Redis cannot say which values it has of the first time."""
+    VISITORS.unique("global", "ann")
+
+    report = copy("--json")
+
+    assert (report["kinds"]["u"], report["complete"]) == (2, True)
+    use("redis")
+    assert VISITORS.unique_count("global") == 1
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
@@ -595,7 +610,7 @@ def test_a_clock_that_is_ahead_is_noticed(
     monkeypatch.setattr("django_quota.stores.database.store.DatabaseStore.read", lambda *_: [(100 * SECOND,)])
     old, new = (CopiedStore(make_store(name), "quota", name) for name in way)
 
-    apart = Copier(old, new, NO_LOG).apart()
+    apart = Copier(old, new, NO_LOG, replaces=False, dry_run=False).apart()
 
     assert apart == times[way[1]] - times[way[0]]
 
