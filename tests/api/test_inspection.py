@@ -265,7 +265,7 @@ def test_tiers_that_a_subject_cannot_have_are_left_out(key: Any, subject: str, l
 
 
 def test_a_subject_that_can_have_no_tier_has_all() -> None:
-    rule = Rule.make("r", {"anonymous": "1/m"}, key="user")
+    rule = Rule.make("r", {"anonymous": "1/m"}, key="user", tier=lambda request: "anonymous")
 
     assert list(possible_tiers(rule, "user:1", {})) == ["anonymous"]
 
