@@ -405,6 +405,7 @@ def test_json_is_an_object_a_line(raw: redis.Redis) -> None:
 MINUTE_LATER = START + 60 * SECOND
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("kind", "fields", "words"),
     [

@@ -24,6 +24,7 @@ from django_quota.operating.inspection import (
     bans_begun,
     batches,
     counted_as,
+    longer_subjects,
     possible_tiers,
     preview_override,
     recent_refusals,
@@ -409,6 +410,74 @@ class TestThePreviewOfAnOverride:
 
         assert (found.is_unknown, found.changes) == (False, [])
         assert found.unread == {"function": "its rates are functions of the request"}
+
+
+@pytest.mark.usefixtures("at_one_time")
+class TestLongerSubjects:
+    """Of an address: what is counted for it together with a name."""
+
+    @pytest.fixture(autouse=True)
+    def pairs(self, rules: None, at_one_time: None, settings: Any) -> None:
+        login = {"rate": "1/h", "key": ("ip", "post:username"), "ban": {"after": "9/m", "for": "1h"}}
+        settings.QUOTA = {
+            "STORE": "memory",
+            "RULES": {"login": login, "names": {"rate": "1/h", "key": "post:username"}},
+        }
+
+    def name(self, letter: str) -> str:
+        return f"post.username:{letter * 32}"
+
+    def refuse(self, subject: str, rule: str = "login") -> None:
+        for _ in range(2):
+            check(rule, subject)
+
+    def found(self, *given: Any) -> list[tuple[str, str | None]]:
+        """Return what was found for the address, each with the rule that refuses it."""
+        return [(each.subject, each.refusal and each.refusal.rule) for each in longer_subjects(SUBJECT, *given)]
+
+    def test_those_refused_now_come_first(self) -> None:
+        free, refused = (f"{SUBJECT}+{self.name(letter)}" for letter in "ab")
+        self.refuse(free)
+        self.refuse(free)
+        self.refuse(refused)
+        reset("login", free)
+
+        assert self.found() == [(refused, "login"), (free, None)]
+
+    def test_subjects_of_others_are_left_out(self) -> None:
+        self.refuse(f"ip:198.51.100.7+{self.name('a')}")
+        self.refuse(SUBJECT)
+
+        assert self.found() == []
+
+    def test_one_that_was_refused_yesterday_is_found(self) -> None:
+        pair = f"{SUBJECT}+{self.name('a')}"
+        with freeze(START - 24 * 3_600 * SECOND):
+            self.refuse(pair)
+            flusher.flush()
+
+        assert self.found() == [(pair, None)]
+
+    def test_another_name_of_the_subject_is_found_if_it_is_refused(self) -> None:
+        one, other = self.name("a"), self.name("b")
+        self.refuse(one, "names")
+
+        assert self.found([one, other]) == [(one, "names")]
+
+    def test_what_is_counted_with_another_name_is_found(self) -> None:
+        pair = f"ip:198.51.100.7+{self.name('a')}"
+        self.refuse(pair)
+
+        assert self.found([self.name("a")]) == [(pair, "login")]
+
+    def test_subjects_as_which_it_was_refused_are_there_once(self) -> None:
+        pair = f"{SUBJECT}+{self.name('a')}"
+        self.refuse(pair)
+
+        assert self.found([], ["org:7", pair]) == [(pair, "login"), ("org:7", None)]
+
+    def test_at_most_twenty_are_read(self) -> None:
+        assert len(self.found([], [f"org:{number}" for number in range(21)])) == 20
 
 
 @pytest.mark.usefixtures("either_store")
