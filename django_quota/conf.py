@@ -126,19 +126,21 @@ def _read_prefix(ours: QuotaSettings, prefix: str) -> str:
 
 
 def _read_proxies(_: QuotaSettings, given: Any) -> tuple[Network | Literal["unix"], ...]:
-    return tuple("unix" if value == UNIX else _network("TRUSTED_PROXIES", value, " or 'unix'") for value in given)
+    return tuple(
+        "unix" if value == UNIX else _network("TRUSTED_PROXIES", value, ", an address or 'unix'") for value in given
+    )
 
 
 def _read_exempt(_: QuotaSettings, given: Any) -> tuple[Network, ...]:
-    return tuple(_network("EXEMPT", value) for value in given)
+    return tuple(_network("EXEMPT", value, " or an address") for value in given)
 
 
-def _network(setting: str, value: object, more: str = "") -> Network:
+def _network(setting: str, value: object, more: str) -> Network:
     try:
         return read_network(value)
     except ValueError as error:
         raise ConfigurationError(
-            f'QUOTA["{setting}"] holds {value!r}: {error}.', f"Use a network such as '10.0.0.0/8', an address{more}."
+            f'QUOTA["{setting}"] holds {value!r}: {error}.', f"Use a network such as '10.0.0.0/8'{more}."
         ) from None
 
 

@@ -130,7 +130,7 @@ class Copier:
     """
 
     def __init__(
-        self, source: CopiedStore, target: CopiedStore, log: EventLog, *, replaces: bool = False, dry_run: bool = False
+        self, source: CopiedStore, target: CopiedStore, log: EventLog, *, replaces: bool, dry_run: bool
     ) -> None:
         self._source = source
         self._target = target

@@ -1,5 +1,6 @@
 """The settings, live and typed; and the client's address, which they steer, with the proxies that they should name."""
 
+import json
 import subprocess
 import sys
 from ipaddress import ip_network
@@ -11,8 +12,18 @@ from django.test import AsyncRequestFactory, RequestFactory, override_settings
 
 from django_quota import check
 from django_quota.adapters import client_ip
-from django_quota.conf import current
-from django_quota.exceptions import ConfigurationError
+from django_quota.conf import (
+    DEFAULT_LOGIN,
+    current,
+    force_enabled,
+    import_function,
+    import_option,
+    is_async_callable,
+    is_path,
+    rule_of,
+)
+from django_quota.core.errors import StoreBusy, StoreOutOfMemory
+from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavailable
 from tests.support.findings import REDIS
 from tests.support.outages import log_everything_again
 from tests.support.selection import thorough
@@ -302,6 +313,330 @@ def test_nothing_is_logged_about_proxies_under_wsgi(caplog: pytest.LogCaptureFix
     check("1/m", RequestFactory().get("/", REMOTE_ADDR="8.8.8.8", HTTP_X_FORWARDED_FOR="203.0.113.1"))
 
     assert caplog.messages == []
+
+
+async def answer_late(request: object, decision: object) -> None: ...
+
+
+class Late:
+    async def __call__(self, request: object) -> None: ...
+
+
+LATE: Any = Late()
+REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's options, or a sync function."
+
+
+@pytest.mark.parametrize(
+    ("quota", "name", "error"),
+    [
+        pytest.param(
+            ["10/m"], "given", "QUOTA is list, not a dict. Use, for example, {'CACHE': 'default'}.", id="a list"
+        ),
+        pytest.param({"REDIS": 5}, "redis", f'QUOTA["REDIS"] is int. {REDIS_HINT}', id="a number"),
+        pytest.param(
+            {"REDIS": answer_late},
+            "redis",
+            f'QUOTA["REDIS"] is an async function. {REDIS_HINT}',
+            id="an async function",
+        ),
+        pytest.param(
+            {"REDIS": "no.where"},
+            "redis",
+            "QUOTA[\"REDIS\"]='no.where' cannot be imported: No module named 'no'. Use the path of a function, for "
+            "example 'shop.limits.redis'.",
+            id="a path to nothing",
+        ),
+        pytest.param(
+            {"RESPONSE": dict},
+            "response",
+            "QUOTA[\"RESPONSE\"] is <class 'dict'>. Use a sync function (request, decision) -> HttpResponse, or its "
+            "dotted path.",
+            id="a class",
+        ),
+        pytest.param(
+            {"RELATED": 5},
+            "related",
+            'QUOTA["RELATED"] is 5. Use a sync function (user) -> subjects, or its dotted path.',
+            id="no function",
+        ),
+        pytest.param(
+            {"RELATED": "json.decoder"},
+            "related",
+            "QUOTA[\"RELATED\"]='json.decoder' is module. Use a function.",
+            id="a module",
+        ),
+        pytest.param(
+            {"TRUSTED_PROXIES": ["nginx"]},
+            "trusted_proxies",
+            "QUOTA[\"TRUSTED_PROXIES\"] holds 'nginx': 'nginx' does not appear to be an IPv4 or IPv6 network. Use a "
+            "network such as '10.0.0.0/8', an address or 'unix'.",
+            id="no proxy",
+        ),
+        pytest.param(
+            {"EXEMPT": ["x"]},
+            "exempt",
+            "QUOTA[\"EXEMPT\"] holds 'x': 'x' does not appear to be an IPv4 or IPv6 network. Use a network such as "
+            "'10.0.0.0/8' or an address.",
+            id="no network",
+        ),
+        pytest.param(
+            {"TRUSTED_PROXY_COUNT": 2, "TRUSTED_PROXIES": ["10.0.0.0/8"]},
+            "trusted_proxy_count",
+            'QUOTA["TRUSTED_PROXY_COUNT"] is 2, and TRUSTED_PROXIES is set, too. Use one of them: TRUSTED_PROXIES if '
+            "you know the addresses of your proxies.",
+            id="proxies and their number",
+        ),
+        pytest.param(
+            {"CLIENT_IP_HEADER": "X-Real-IP"},
+            "client_ip_header",
+            "QUOTA[\"CLIENT_IP_HEADER\"] is 'X-Real-IP', but TRUSTED_PROXIES is empty, so the header would be ignored. "
+            'Name the proxies that set it, for example "TRUSTED_PROXIES": ["10.1.2.0/24"].',
+            id="a header that nobody may set",
+        ),
+        pytest.param(
+            {"STORE": "x"}, "store", "QUOTA[\"STORE\"] is 'x'. Use 'redis', 'database' or 'memory'.", id="no store"
+        ),
+        pytest.param(
+            {"PREFIX": "{"},
+            "prefix",
+            "QUOTA[\"PREFIX\"] is '{'. Use a string without braces, for example 'quota'.",
+            id="a brace",
+        ),
+        pytest.param(
+            {"LOGIN": {"xyz": 1}},
+            "login",
+            f"QUOTA[\"LOGIN\"] has 'xyz', which is not a rate. Use, for example, {DEFAULT_LOGIN}.",
+            id="no rate of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {"5/m": []}},
+            "login",
+            "QUOTA[\"LOGIN\"]['5/m'] is []. Use 'username', 'ip' or ['username', 'ip'].",
+            id="no key of logins",
+        ),
+    ],
+)
+def test_the_error_of_a_wrong_setting_is_whole(quota: object, name: str, error: str, settings: Any) -> None:
+    settings.QUOTA = quota
+
+    with pytest.raises((ConfigurationError, RuleError)) as caught:
+        getattr(current(), name)
+
+    assert str(caught.value) == error
+
+
+@pytest.mark.parametrize(
+    ("said", "default", "failure", "is_precious", "found"),
+    [
+        pytest.param(None, "allow", StoreUnavailable, False, "allow", id="a plain rule"),
+        pytest.param(None, "allow", StoreUnavailable, True, "local", id="a precious rule"),
+        pytest.param("allow", "allow", StoreUnavailable, True, "allow", id="a precious rule that says so"),
+        pytest.param(None, "deny", StoreUnavailable, True, "deny", id="a precious rule of a strict site"),
+        pytest.param(None, "allow", StoreOutOfMemory, False, "local", id="a full store"),
+        pytest.param("allow", "allow", StoreOutOfMemory, False, "allow", id="a full store and a rule that says so"),
+        pytest.param("allow", "deny", StoreBusy, False, "local", id="a busy process"),
+        pytest.param("deny", "allow", StoreBusy, True, "deny", id="a busy process and a strict rule"),
+    ],
+)
+def test_what_a_rule_does_without_its_store_depends_on_who_could_gain(
+    said: Any, default: str, failure: type[StoreUnavailable], is_precious: bool, found: str, settings: Any
+) -> None:
+    settings.QUOTA = {"ON_UNAVAILABLE": default}
+
+    assert current().without_store(said, failure, is_precious=is_precious) == found
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        ("shop.limits.key", True), ("json.dumps", True), ("user", False), ("10/m", False), ("10.0.0.0/8", False),
+        ("a..b", False), (".a.b", False), (5, False), (print, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_path_is_names_joined_by_dots(value: object, is_one: bool) -> None:
+    assert is_path(value) is is_one
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [(answer_late, True), (LATE, True), (print, False), (dict, False), (5, False)],
+    ids=["a function", "an object", "a sync function", "a class", "a number"],
+)
+def test_a_call_that_must_be_awaited_is_seen(value: object, is_one: bool) -> None:
+    assert is_async_callable(value) is is_one
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "error"),
+    [
+        pytest.param(
+            "cost",
+            "no.where",
+            "cost='no.where' cannot be imported: No module named 'no'. Use the path of a function of the request, for "
+            "example 'shop.limits.cost'.",
+            id="a module that is missing",
+        ),
+        pytest.param(
+            "key",
+            "request.user.id",
+            "key='request.user.id' cannot be imported: No module named 'request'. Write 'user', which counts by the "
+            "primary key.",
+            id="an attribute of the request",
+        ),
+        pytest.param(
+            "key",
+            "user.pk",
+            "key='user.pk' cannot be imported: No module named 'user'. Write 'user', which counts by the primary key.",
+            id="an attribute of the user",
+        ),
+        pytest.param(
+            "settle",
+            "json.decoder",
+            "settle='json.decoder' is module. Use a function of the request and the response.",
+            id="a module of two arguments",
+        ),
+        pytest.param(
+            "starts", "json.decoder", "starts='json.decoder' is module. Use a function of the subject.", id="a module"
+        ),
+    ],
+)
+def test_a_path_that_leads_to_no_function_is_an_error(option: str, given: str, error: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        import_function(option, given)
+
+    assert str(caught.value) == error
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "found"),
+    [
+        pytest.param("cost", "json.dumps", json.dumps, id="a function"),
+        pytest.param("cost", 5, 5, id="a number"),
+        pytest.param("rate", "json.dumps", json.dumps, id="a rate"),
+        pytest.param("rate", ["json.dumps", "5/m"], [json.dumps, "5/m"], id="rates"),
+        pytest.param("rate", ("json.dumps",), [json.dumps], id="a tuple of rates"),
+        pytest.param("rate", "10/m", "10/m", id="a plain rate"),
+        pytest.param("exempt", {"json.dumps"}, [json.dumps], id="a set of what is exempt"),
+        pytest.param("exempt", ["10.0.0.0/8"], ["10.0.0.0/8"], id="a network"),
+        pytest.param("match", "json.dumps", "json.dumps", id="an option that takes no function"),
+    ],
+)
+def test_paths_in_a_rule_become_functions(option: str, value: object, found: object) -> None:
+    assert import_option(option, value) == found
+
+
+RATE_HINT = (
+    "Write a count in digits alone, a slash and a window: '10/m', '5/30s', '1000 per day', or several: '10/s; 500/h'."
+)
+NO_COUNT = "is not a rate: the count is not a whole number from 0 up (at position 0)."
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "error"),
+    [
+        pytest.param(
+            "search",
+            {"key": "ip", "cost": 2},
+            "Rule 'search' has its own options; key, cost can only be given together with a rate.",
+            id="options of a rule",
+        ),
+        pytest.param(
+            "export",
+            {},
+            "QUOTA[\"RULES\"]['export'] is a concurrency limit (at_once), not a rate. Name a rule with a rate.",
+            id="a slot",
+        ),
+        pytest.param(
+            "serch",
+            {},
+            f"'serch' {NO_COUNT} {RATE_HINT} Nor is it a rule in QUOTA[\"RULES\"]. Did you mean 'search'?",
+            id="a misspelled rule",
+        ),
+        pytest.param(5, {}, f"5 is not a rate: it is int, not a string. {RATE_HINT}", id="a number"),
+        pytest.param(
+            "5/m",
+            {"costs": "x"},
+            "costs= needs a request, so it is only for @quota and the settings. Use cost= here.",
+            id="an option of requests",
+        ),
+        pytest.param(
+            "5/m",
+            {"settle": "x"},
+            "settle= needs a response, so it is only for @quota and the settings. Use reserve() here.",
+            id="an option of responses",
+        ),
+    ],
+)
+def test_what_is_no_rule_of_a_call_is_an_error(given: Any, options: Any, error: str, settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"search": "5/m", "export": {"at_once": 2}}}
+
+    with pytest.raises(RuleError) as caught:
+        rule_of(given, options)
+
+    assert str(caught.value) == error
+
+
+def test_a_lambda_without_a_name_is_no_rate_of_a_call() -> None:
+    with pytest.raises(RuleError, match=r"a lambda has no name to count under\. Add name='\.\.\.'\.$"):
+        rule_of(lambda request: "5/m", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        pytest.param("serch", "There is no rule 'serch' in QUOTA[\"RULES\"]. Did you mean 'search'?", id="misspelled"),
+        pytest.param("upload", "There is no rule 'upload' in QUOTA[\"RULES\"]. Known: search.", id="unlike any"),
+        pytest.param(
+            "export",
+            "QUOTA[\"RULES\"]['export'] is a concurrency limit (at_once), not a rate. Name a rule with a rate.",
+            id="a slot",
+        ),
+    ],
+)
+def test_a_rule_that_the_settings_lack_is_an_error(name: str, error: str, settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"search": "5/m", "export": {"at_once": 2}}}
+
+    with pytest.raises(RuleError) as caught:
+        current().rule(name)
+
+    assert str(caught.value) == error
+
+
+def test_a_rule_of_the_settings_is_made_once(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"search": "5/m"}}
+
+    assert current().rule("search") is current().rule("search")
+
+
+def test_rules_and_slots_are_told_apart(settings: Any) -> None:
+    slot = {"at_once": 2}
+    settings.QUOTA = {"RULES": {"search": "5/m", "export": slot}}
+
+    assert (current().rules, current().slots()) == ({"search": "5/m"}, {"export": slot})
+
+
+def test_keys_in_the_database_have_no_prefix_of_a_cache(settings: Any) -> None:
+    settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": "shop"}}
+    settings.QUOTA = {"PREFIX": "limits"}
+
+    assert (current().prefix_in(None), current().prefix_in("database")) == ("shop:limits", "limits")
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [(True, "draft-11"), ("draft-11", "draft-11"), (False, "")], ids=["on", "by name", "off"]
+)
+def test_the_headers_follow_a_draft_or_are_off(value: object, found: str, settings: Any) -> None:
+    settings.QUOTA = {"HEADERS": value}
+
+    assert current().headers == found
+
+
+def test_what_was_forced_before_is_returned() -> None:
+    before = force_enabled(enabled=False)
+    forced = force_enabled(before)
+
+    assert (before, forced) == (None, False)
 
 
 SITE_WITHOUT_USERS = """

@@ -3,7 +3,8 @@
 import pytest
 from django.utils import translation
 
-from django_quota.error_texts import error_in_words, some_of
+from django_quota.core.errors import Translatable
+from django_quota.error_texts import error_in_words, some_of, text_in_words
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 
 
@@ -36,3 +37,38 @@ def test_an_error_of_the_settings_has_its_hint() -> None:
 
 def test_any_other_error_has_its_own_words() -> None:
     assert error_in_words(QuotaError("something else")) == "something else"
+
+
+NETWORK = Translatable("%(text)s is not a network.", text="'x'")
+HINT = Translatable("Use, for example, 'ip:198.51.100.0/24'.")
+
+
+@pytest.mark.parametrize(
+    ("language", "said"),
+    [
+        ("en", "'x' is not a network. Use, for example, 'ip:198.51.100.0/24'."),
+        ("de", "'x' ist kein Netz. Verwenden Sie zum Beispiel „ip:198.51.100.0/24“."),
+    ],
+)
+def test_an_error_and_its_hint_are_in_the_language_of_the_reader(language: str, said: str) -> None:
+    with translation.override(language):
+        assert error_in_words(ConfigurationError(NETWORK, HINT)) == said
+
+
+def test_two_sentences_in_chinese_have_no_blank_between_them() -> None:
+    with translation.override("zh-hans"):
+        assert error_in_words(ConfigurationError(NETWORK, NETWORK)) == "'x' 不是网络。'x' 不是网络。"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("Use '%s'.", "Use '%s'.", id="a plain string"),
+        pytest.param(Translatable(""), "", id="an empty string, which is not the head of a catalog"),
+        pytest.param(Translatable("the count is above %(most)d", most=5), "die Anzahl liegt über 5", id="a number"),
+        pytest.param(Translatable.sentences(NETWORK, ""), "'x' ist kein Netz.", id="a text in a text"),
+    ],
+)
+def test_a_text_is_translated_with_its_values(text: str, said: str) -> None:
+    with translation.override("de"):
+        assert text_in_words(text) == said

@@ -402,6 +402,60 @@ def test_json_is_an_object_a_line(raw: redis.Redis) -> None:
     }]  # fmt: skip
 
 
+MINUTE_LATER = START + 60 * SECOND
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("kind", "fields", "words"),
+    [
+        pytest.param(
+            "refused",
+            {"until": MINUTE_LATER, "cost": 3, "remaining": 2},
+            "refused  login  ip:1  needed 3, 2 of 10 are left, for 1 minute",
+            id="a refusal",
+        ),
+        pytest.param(
+            "refused", {}, "refused  login  ip:1  needed 1, 0 of 10 are left, waiting does not help", id="for good"
+        ),
+        pytest.param(
+            "near",
+            {"share": 800, "remaining": 2},
+            "near     login  ip:1  80% used, 2 of 10 left",
+            id="nearly used up",
+        ),
+        pytest.param(
+            "banned",
+            {"until": MINUTE_LATER, "level": 2},
+            "banned   login  ip:1  for 1 minute, ban 2 in a row",
+            id="a ban",
+        ),
+        pytest.param(
+            "banned",
+            {"level": 1, "reason": "spam"},
+            "banned   login  ip:1  for good, ban 1 in a row: spam",
+            id="a ban by hand",
+        ),
+        pytest.param(
+            "near",
+            {"share": 500, "remaining": 5, "user": "user:7", "method": "GET", "path": "/a"},
+            "near     login  ip:1  user:7 GET /a: 50% used, 5 of 10 left",
+            id="a request of a user",
+        ),
+        pytest.param(
+            "near",
+            {"share": 500, "remaining": 5, "user": "ip:1", "method": "GET", "path": "/a"},
+            "near     login  ip:1  GET /a: 50% used, 5 of 10 left",
+            id="a request of the subject itself",
+        ),
+    ],
+)
+def test_a_line_says_what_has_happened(kind: str, fields: dict[str, Any], words: str, raw: redis.Redis) -> None:
+    tell(raw, "ip:1", START, kind, **fields)
+
+    assert shown() == [f"2025-11-21 04:40:00Z  {words}"]
+
+
 def test_no_name_breaks_a_line_or_controls_the_terminal(raw: redis.Redis) -> None:
     tell(raw, HOSTILE_SUBJECT, START, rule="a\nb", until=START + SECOND)
 

@@ -1,6 +1,7 @@
 """What is known of a subject: read by name in a few trips, alike on both stores, and reset rule by rule."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,27 @@ from django.http import HttpResponse
 from django.urls import path
 
 from django_quota import Rule, Subject, ban, check, concurrency, limits_of, peek, quota, reset, slot
+from django_quota.core.overrides import Override, OverrideMode
 from django_quota.features.counters import calls
 from django_quota.features.events import Event
 from django_quota.features.resets import reset_found
 from django_quota.features.subject_contents import HeldStatus, read_contents
 from django_quota.limiting.flusher import flusher
-from django_quota.operating.inspection import bans_begun, counted_as, possible_tiers, recent_refusals
+from django_quota.limiting.overrides import overrides
+from django_quota.operating.inspection import (
+    LimitStatus,
+    RuleChange,
+    SubjectSnapshot,
+    bans_begun,
+    batches,
+    counted_as,
+    longer_subjects,
+    possible_tiers,
+    preview_override,
+    recent_refusals,
+    rules_for,
+    used_rules,
+)
 from django_quota.testing import freeze
 from tests.support.counts import bans_of, status_of
 from tests.support.overridden import override
@@ -227,10 +243,241 @@ def test_the_other_subjects_of_refused_requests_are_named_once() -> None:
     assert counted_as("user:7", refused) == ["ip:192.0.2.1", SUBJECT]
 
 
-def test_tiers_that_a_subject_cannot_have_are_left_out() -> None:
-    rule = Rule.make("r", {"anonymous": "1/m", "authenticated": "2/m"}, key="user")
-    found = [list(possible_tiers(rule, subject, {})) for subject in ("user:1", SUBJECT)]
-    assert found == [["authenticated"], ["anonymous"]]
+BOTH = ["anonymous", "authenticated"]
+
+
+@pytest.mark.parametrize(
+    ("key", "subject", "last", "tiers"),
+    [
+        pytest.param("user", "user:1", "", ["authenticated"], id="a user is not anonymous"),
+        pytest.param("user", SUBJECT, "", ["anonymous"], id="an address in place of a user is not signed in"),
+        pytest.param("ip", SUBJECT, "", BOTH, id="an address may be of a user"),
+        pytest.param(("ip", "user"), f"{SUBJECT}+user:1", "", ["authenticated"], id="a user at an address"),
+        pytest.param(("ip", "user"), f"{SUBJECT}+{SUBJECT}", "", ["anonymous"], id="nobody at an address"),
+        pytest.param("ip", SUBJECT, "authenticated", BOTH, id="an address, of which no tier is noted"),
+        pytest.param("path", "path:/a", "authenticated", ["authenticated"], id="the last tier"),
+        pytest.param("path", "path:/a", "gone", BOTH, id="a last tier that the rule no longer has"),
+    ],
+)
+def test_tiers_that_a_subject_cannot_have_are_left_out(key: Any, subject: str, last: str, tiers: list[str]) -> None:
+    rule = Rule.make("r", {"anonymous": "1/m", "authenticated": "2/m"}, key=key)
+
+    assert list(possible_tiers(rule, subject, {"r": last, "other": "anonymous"})) == tiers
+
+
+def test_a_subject_that_can_have_no_tier_has_all() -> None:
+    rule = Rule.make("r", {"anonymous": "1/m"}, key="user", tier=lambda request: "anonymous")
+
+    assert list(possible_tiers(rule, "user:1", {})) == ["anonymous"]
+
+
+@pytest.mark.parametrize(
+    ("number", "sizes"), [(0, []), (1, [1]), (100, [100]), (101, [100, 1]), (200, [100, 100])], ids=str
+)
+def test_a_call_reads_at_most_a_hundred_rules(number: int, sizes: list[int]) -> None:
+    assert [len(batch) for batch in batches(range(number))] == sizes
+
+
+def test_no_two_tiers_of_a_rule_are_read_in_one_call() -> None:
+    assert list(batches(["a", "b"], [["c1", "c2"], ["d1"]])) == [["a", "b"], ["c1", "d1"], ["c2"]]
+
+
+LIMIT = LimitStatus("search", "5/m", "sliding_window", 5, 0, 5, 0.0, 0.0, "", "key")
+
+
+@pytest.mark.parametrize(
+    ("more", "refuses"),
+    [
+        pytest.param({}, False, id="the next hit is admitted"),
+        pytest.param({"retry_after": 0.5}, True, id="the next hit waits"),
+        pytest.param({"retry_after": None}, True, id="no hit is admitted"),
+        pytest.param({"retry_after": 0.5, "shadow": True}, False, id="it only reports"),
+        pytest.param({"instead": "deny"}, True, id="nothing is admitted without the store"),
+        pytest.param({"instead": "allow", "retry_after": 0.5}, False, id="all is admitted without the store"),
+    ],
+)
+def test_a_limit_refuses_if_the_next_hit_is_refused(more: dict[str, Any], refuses: bool) -> None:
+    assert replace(LIMIT, **more).refuses is refuses
+
+
+def test_only_limits_with_something_used_are_of_used_rules() -> None:
+    limits = [LIMIT, replace(LIMIT, rule="login", used=1)]
+
+    assert used_rules([SubjectSnapshot("org:7", START, limits)]) == [("login", "org:7")]
+
+
+@pytest.mark.parametrize(
+    ("then", "problem", "is_same"),
+    [
+        pytest.param([LIMIT], "", True, id="the same limits"),
+        pytest.param([replace(LIMIT, why="override")], "", True, id="the same limits by an override"),
+        pytest.param([replace(LIMIT, why="exempt")], "", False, id="no limit applies"),
+        pytest.param([replace(LIMIT, limit=6)], "", False, id="another limit"),
+        pytest.param([], "It does not fit.", True, id="a problem"),
+    ],
+)
+def test_a_change_without_a_difference_is_the_same(then: list[LimitStatus], problem: str, is_same: bool) -> None:
+    assert RuleChange("search", [LIMIT], then, problem).is_same is is_same
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        pytest.param("*", {"search", "banning", "tiered", "function", "free", "broken", "viewed"}, id="all rules"),
+        pytest.param("viewed", {"viewed"}, id="a rule"),
+        pytest.param("10/m", {"10/m"}, id="a rate"),
+        pytest.param("10 per minute", set(), id="a rate in words, which is the name of no rule"),
+        pytest.param("gone", set(), id="an unknown name"),
+    ],
+)
+def test_an_override_applies_to_the_rules_of_its_name(name: str, found: set[str]) -> None:
+    assert set(rules_for(name)) == found
+
+
+@pytest.mark.usefixtures("in_memory", "at_one_time")
+class TestThePreviewOfAnOverride:
+    """What an override would do to a subject that has used four of ten."""
+
+    @pytest.fixture
+    def in_memory(self, rules: None, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
+
+    @pytest.fixture(autouse=True)
+    def used(self, in_memory: None, at_one_time: None) -> None:
+        check("search", SUBJECT, 4)
+
+    def preview(self, rule: str, mode: OverrideMode, rates: str = "", *, pk: int = 7, begins: int = 0) -> Any:
+        return preview_override(SUBJECT, Override(pk, SUBJECT, rule, mode, rates, begins=begins))
+
+    @pytest.mark.parametrize("begins", [0, START + 3_600 * SECOND], ids=["from now on", "later"])
+    @pytest.mark.parametrize(
+        ("mode", "rates", "then"),
+        [
+            pytest.param("rate", "3/m", [("3/m", 4, 0, 60.0, "override")], id="a lower rate"),
+            pytest.param("rate", "20/m", [("20/m", 4, 16, 0.0, "override")], id="a higher rate"),
+            pytest.param(
+                "exempt", "", [("10/m", 4, 6, 0.0, "exempt"), ("100/h", 4, 96, 0.0, "exempt")], id="no limit applies"
+            ),
+            pytest.param(
+                "blocked", "", [("10/m", 4, 6, None, "blocked"), ("100/h", 4, 96, None, "blocked")], id="nothing passes"
+            ),
+        ],
+    )
+    def test_it_shows_the_limits_now_and_then(
+        self, mode: OverrideMode, rates: str, then: list[Any], begins: int
+    ) -> None:
+        (change,) = self.preview("search", mode, rates, begins=begins).changes
+
+        names = ("rate", "used", "remaining", "retry_after", "why")
+        shown = [
+            [tuple(getattr(limit, name) for name in names) for limit in part] for part in (change.now, change.then)
+        ]
+        assert shown == [[("10/m", 4, 6, 0.0, ""), ("100/h", 4, 96, 0.0, "")], then]
+        assert (change.rule, change.problem) == ("search", "")
+
+    def test_one_for_all_rules_leaves_a_rule_with_its_own(self) -> None:
+        override("x 0 0 ", "search", SUBJECT)
+
+        changes = {each.rule: each for each in self.preview("*", "blocked").changes}
+
+        assert list(changes) == ["search", "banning", "tiered", "viewed"]
+        assert changes["search"].problem == "Nothing changes, since this rule has an override of its own."
+        assert (changes["search"].then, changes["viewed"].problem) == ([], "")
+        assert [limit.why for limit in changes["viewed"].then] == ["blocked"]
+
+    def test_the_saved_one_is_replaced(self) -> None:
+        override("r 0 0 3/m", "search", SUBJECT)
+        (saved,) = overrides.table.by_pk
+
+        (change,) = self.preview("search", "rate", "20/m", pk=saved).changes
+
+        assert ([limit.limit for limit in change.now], [limit.limit for limit in change.then]) == ([10, 100], [20])
+
+    def test_rates_that_a_rule_cannot_have_are_a_problem(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "10/m", "distinct": True}}}
+
+        (change,) = self.preview("search", "rate", "2000000/m").changes
+
+        assert (bool(change.problem), change.then) == (True, [])
+
+    def test_an_unknown_rule_is_said_to_be_unknown(self) -> None:
+        found = self.preview("gone", "exempt")
+
+        assert (found.is_unknown, found.changes) == (True, [])
+
+    def test_a_rule_whose_rate_is_a_function_has_a_reason(self) -> None:
+        found = self.preview("function", "exempt")
+
+        assert (found.is_unknown, found.changes) == (False, [])
+        assert found.unread == {"function": "its rates are functions of the request"}
+
+
+@pytest.mark.usefixtures("at_one_time")
+class TestLongerSubjects:
+    """Of an address: what is counted for it together with a name."""
+
+    @pytest.fixture(autouse=True)
+    def pairs(self, rules: None, at_one_time: None, settings: Any) -> None:
+        login = {"rate": "1/h", "key": ("ip", "post:username"), "ban": {"after": "9/m", "for": "1h"}}
+        settings.QUOTA = {
+            "STORE": "memory",
+            "RULES": {"login": login, "names": {"rate": "1/h", "key": "post:username"}},
+        }
+
+    def name(self, letter: str) -> str:
+        return f"post.username:{letter * 32}"
+
+    def refuse(self, subject: str, rule: str = "login") -> None:
+        for _ in range(2):
+            check(rule, subject)
+
+    def found(self, *given: Any) -> list[tuple[str, str | None]]:
+        """Return what was found for the address, each with the rule that refuses it."""
+        return [(each.subject, each.refusal and each.refusal.rule) for each in longer_subjects(SUBJECT, *given)]
+
+    def test_those_refused_now_come_first(self) -> None:
+        free, refused = (f"{SUBJECT}+{self.name(letter)}" for letter in "ab")
+        self.refuse(free)
+        self.refuse(free)
+        self.refuse(refused)
+        reset("login", free)
+
+        assert self.found() == [(refused, "login"), (free, None)]
+
+    def test_subjects_of_others_are_left_out(self) -> None:
+        self.refuse(f"ip:198.51.100.7+{self.name('a')}")
+        self.refuse(SUBJECT)
+
+        assert self.found() == []
+
+    def test_one_that_was_refused_yesterday_is_found(self) -> None:
+        pair = f"{SUBJECT}+{self.name('a')}"
+        with freeze(START - 24 * 3_600 * SECOND):
+            self.refuse(pair)
+            flusher.flush()
+
+        assert self.found() == [(pair, None)]
+
+    def test_another_name_of_the_subject_is_found_if_it_is_refused(self) -> None:
+        one, other = self.name("a"), self.name("b")
+        self.refuse(one, "names")
+
+        assert self.found([one, other]) == [(one, "names")]
+
+    def test_what_is_counted_with_another_name_is_found(self) -> None:
+        pair = f"ip:198.51.100.7+{self.name('a')}"
+        self.refuse(pair)
+
+        assert self.found([self.name("a")]) == [(pair, "login")]
+
+    def test_subjects_as_which_it_was_refused_are_there_once(self) -> None:
+        pair = f"{SUBJECT}+{self.name('a')}"
+        self.refuse(pair)
+
+        assert self.found([], ["org:7", pair]) == [(pair, "login"), ("org:7", None)]
+
+    def test_at_most_twenty_are_read(self) -> None:
+        assert len(self.found([], [f"org:{number}" for number in range(21)])) == 20
 
 
 @pytest.mark.usefixtures("either_store")

@@ -1,6 +1,7 @@
 """Finding users, subjects and rules by typed text, with hints about what is probably meant."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 from urllib.parse import quote
@@ -15,20 +16,34 @@ from hypothesis import strategies as st
 
 from django_quota import quota
 from django_quota.exceptions import RuleError
+from django_quota.operating import lookup
 from django_quota.operating import who_counts as counting
 from django_quota.operating.lookup import (
+    MAX_LOGIN_USERS,
     MAX_USERS,
     SubjectMatch,
     find_subjects,
     find_users,
+    has_page,
+    is_group,
+    login_names,
+    login_names_among,
+    named_override_subject,
+    network_hint,
     networks_around,
     override_problems,
     parse_override_input,
+    parse_rule_input,
     parse_subject_input,
     related_subjects,
+    rule_hint,
+    smaller_hint,
     subject_hint,
+    subjects_meant,
+    user_names,
+    user_of,
 )
-from django_quota.subjects.subject import session_subject
+from django_quota.subjects.subject import login_subject, session_subject
 from tests.support.calls import subject_of
 
 
@@ -83,6 +98,301 @@ def test_an_error_about_a_part_does_not_show_its_value(text: str) -> None:
     with pytest.raises(RuleError) as caught:
         parse_subject_input(text)
     assert "phone=" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        pytest.param("post:phone= ", "The value after the equals sign is missing.", id="no value"),
+        pytest.param("login:user=ann", 'Write "login:username=<name>".', id="another name for a login"),
+        pytest.param(
+            "10.0.0.0/8",
+            'No request has the subject "10.0.0.0/8": it is a network. Use one address. IPv6 addresses count by their '
+            "/64.",
+            id="a network",
+        ),
+    ],
+)
+def test_an_error_says_what_to_write(text: str, problem: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        parse_subject_input(text)
+
+    assert str(caught.value) == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        pytest.param("ip:198.51.100.7/24", "ip:198.51.100.0/24", id="a network with its kind"),
+        pytest.param("2001:db8::7/32", "ip:2001:db8::/32", id="a network of IPv6"),
+        pytest.param("*", "*", id="everybody"),
+        pytest.param("org:*", "org:*", id="a kind"),
+        pytest.param("203.0.113.9", "ip:203.0.113.9", id="an address"),
+        pytest.param("post:phone=+1 5:*", parse_subject_input("post:phone=+1 5:*"), id="a value that ends like a kind"),
+        pytest.param("login:username=Ann", login_subject("Ann"), id="a failed login"),
+    ],
+)
+def test_typed_texts_become_subjects_of_overrides(text: str, meant: str) -> None:
+    assert parse_override_input(text) == meant
+
+
+@pytest.mark.parametrize(
+    ("subject", "groups", "has_its_page"),
+    [
+        pytest.param("*", True, False, id="everybody"),
+        pytest.param("user:*", True, False, id="a kind"),
+        pytest.param("ip:198.51.100.0/24", True, False, id="a network"),
+        pytest.param("ip:203.0.113.0/28", True, True, id="a network that a rule counts by"),
+        pytest.param("ip:2001:db8::/64", False, True, id="an IPv6 client"),
+        pytest.param("ip:203.0.113.9", False, True, id="an address"),
+        pytest.param("ip:203.0.113.9+path:/a", False, True, id="an address at a path"),
+        pytest.param("path:/a", False, True, id="a path"),
+    ],
+)
+def test_a_group_has_a_page_if_a_rule_counts_by_it(
+    subject: str, groups: bool, has_its_page: bool, settings: Any
+) -> None:
+    settings.QUOTA = {"RULES": {"near": {"rate": "5/m", "key": "ip/28,64"}}}
+
+    assert (is_group(subject), has_page(subject)) == (groups, has_its_page)
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_hint"),
+    [
+        pytest.param("ip:203.0.113.0/28", False, id="as large as those of a rule"),
+        pytest.param("ip:203.0.113.7/28", False, id="with bits of a client"),
+        pytest.param("ip:203.0.113.0/24", True, id="larger"),
+        pytest.param("ip:203.0.113.0/29", True, id="smaller"),
+        pytest.param("ip:203.0.113.0/28+user:7", False, id="several parts"),
+        pytest.param("user:7", False, id="a user"),
+    ],
+)
+def test_only_a_network_that_no_rule_counts_by_gets_a_hint(subject: str, is_hint: bool, settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"near": {"rate": "5/m", "key": "ip/28,64"}}}
+
+    assert bool(network_hint(subject)) is is_hint
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        pytest.param("203.0.113.0/24", "", id="as large as a client"),
+        pytest.param("ip:203.0.113.0/16", "", id="larger"),
+        pytest.param("user:7", "", id="no network"),
+        pytest.param(
+            "ip:203.0.113.9/30",
+            "'ip:203.0.113.9/30' is smaller than a /24, and all addresses of a /24 count as one client. Use "
+            "'ip:203.0.113.0/24'.",
+            id="smaller",
+        ),
+    ],
+)
+def test_a_network_that_is_smaller_than_a_client_gets_a_hint(text: str, hint: str) -> None:
+    assert smaller_hint(text, [(4, 20), (4, 24), (6, 64)]) == hint
+
+
+@pytest.mark.parametrize(
+    ("rule", "hint"),
+    [
+        pytest.param("*", "", id="all rules"),
+        pytest.param("search", "", id="a rule"),
+        pytest.param("serch", '"serch" is not a rule of the settings or the views. Did you mean "search"?', id="near"),
+        pytest.param("upload", '"upload" is not a rule of the settings or the views.', id="unlike any"),
+    ],
+)
+def test_a_hint_about_a_rule_names_the_nearest(rule: str, hint: str, settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"search": "5/m"}}
+
+    assert rule_hint(rule) == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        pytest.param("10 per minute", "10/m", id="a rate in words"),
+        pytest.param("5/min", "5/min", id="a rule with the name of a rate"),
+        pytest.param("gone", "gone", id="a name"),
+    ],
+)
+def test_a_rate_has_one_name_however_it_is_typed(text: str, rule: str, settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"5/min": "7/m"}}
+
+    assert parse_rule_input(text) == rule
+
+
+@pytest.mark.django_db
+class TestNamesOfUsers:
+    """What is read of users by their subjects and names."""
+
+    @pytest.fixture
+    def ann(self) -> User:
+        return User.objects.create_user("Ann", "ann@example.org", first_name="Bea", last_name="Lee")
+
+    def test_the_name_of_one_user_is_the_subject_of_an_override(self, ann: User) -> None:
+        assert named_override_subject("Ann", with_users=True) == (f"user:{ann.pk}", 1)
+
+    def test_a_name_is_its_own_subject_where_users_are_not_looked_up(self, ann: User) -> None:
+        assert named_override_subject("Ann", with_users=False) == ("Ann", 0)
+
+    def test_a_subject_of_an_override_is_no_name(self, ann: User) -> None:
+        assert named_override_subject("ip:203.0.113.9", with_users=True) == ("ip:203.0.113.9", 0)
+
+    def test_a_name_that_nobody_has_is_its_own_subject(self) -> None:
+        assert named_override_subject("bob", with_users=True) == ("bob", 0)
+
+    def test_a_name_means_the_user_the_failed_logins_and_itself(self, ann: User) -> None:
+        assert subjects_meant(" Ann ") == {f"user:{ann.pk}", login_subject("Ann"), "Ann"}
+
+    def test_an_address_means_only_itself(self) -> None:
+        assert subjects_meant("203.0.113.9") == {"ip:203.0.113.9"}
+
+    def test_a_subject_means_only_itself(self) -> None:
+        assert subjects_meant("org:7") == {"org:7"}
+
+    def test_an_address_is_found_as_a_subject(self) -> None:
+        assert find_subjects(" 203.0.113.9 ", with_users=True) == [SubjectMatch("ip:203.0.113.9")]
+
+    def test_a_blank_search_says_what_to_type(self) -> None:
+        with pytest.raises(RuleError) as caught:
+            find_subjects("  ", with_users=True)
+
+        assert str(caught.value) == "Type a user, an address or a subject."
+
+    @pytest.mark.parametrize(
+        ("text", "is_found"),
+        [
+            pytest.param("Ann", True, id="the name"),
+            pytest.param("ann", False, id="the name in lower case"),
+            pytest.param("ANN@example.ORG", True, id="the address in any case"),
+            pytest.param("ann@", False, id="the beginning of the address"),
+            pytest.param("Bea", False, id="the first name"),
+        ],
+    )
+    def test_without_a_prefix_only_a_whole_name_or_address_is_found(self, text: str, is_found: bool, ann: User) -> None:
+        assert find_users(text) == ([ann] if is_found else [])
+
+    @pytest.mark.parametrize(
+        ("text", "is_found"),
+        [
+            pytest.param("Bea L", True, id="both"),
+            pytest.param("Bea X", False, id="another last name"),
+            pytest.param("Xi L", False, id="another first name"),
+            pytest.param("Bea ", False, id="a blank at the end"),
+        ],
+    )
+    def test_a_first_and_a_last_name_are_those_of_one_user(self, text: str, is_found: bool, ann: User) -> None:
+        assert find_users(text, prefix=True) == ([ann] if is_found else [])
+
+    def test_a_user_is_found_by_subject(self, ann: User) -> None:
+        assert user_of(f"user:{ann.pk}") == ann
+
+    @pytest.mark.parametrize("subject", ["user:", "user:x", "org:{}", "user:{}+ip:203.0.113.9", "{}"])
+    def test_another_subject_is_no_user(self, subject: str, ann: User) -> None:
+        assert user_of(subject.format(ann.pk)) is None
+
+    def test_the_names_of_users_are_read_in_one_query(self, ann: User, django_assert_num_queries: Any) -> None:
+        bob = User.objects.create_user("bob")
+
+        with django_assert_num_queries(1):
+            names = user_names([f"user:{ann.pk}", f"user:{bob.pk}", "user:x", "ip:203.0.113.9"])
+
+        assert names == {f"user:{ann.pk}": "Ann", f"user:{bob.pk}": "bob"}
+
+    def test_without_users_no_name_is_read(self, django_assert_num_queries: Any) -> None:
+        with django_assert_num_queries(0):
+            assert user_names(["ip:203.0.113.9", "user:x"]) == {}
+
+    def test_a_user_may_log_in_by_name_and_address(self, ann: User) -> None:
+        names = login_names([ann, User(username="bob")])
+
+        assert names == {
+            login_subject("Ann"): "Ann", login_subject("ann@example.org"): "ann@example.org",
+            login_subject("bob"): "bob",
+        }  # fmt: skip
+
+    def test_the_digest_of_a_login_is_that_of_a_given_user(self, ann: User, django_assert_num_queries: Any) -> None:
+        subject = login_subject("Ann")
+
+        with django_assert_num_queries(0):
+            assert login_names_among([f"ip:203.0.113.9+{subject}"], [ann]) == {subject: "Ann"}
+
+    def test_the_digest_of_a_login_is_looked_for_among_all_users(self, ann: User) -> None:
+        subject = login_subject("Ann")
+
+        assert login_names_among([subject, login_subject("nobody"), "user:7"], []) == {subject: "Ann"}
+
+    def test_the_names_of_the_newest_users_are_read_once_a_minute(
+        self, ann: User, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject, times = login_subject("bob"), iter([119.9, 60.0, 120.0])
+        monkeypatch.setattr(lookup, "time", SimpleNamespace(monotonic=lambda: next(times)))
+        login_names_among([subject], [])
+        User.objects.create_user("bob")
+
+        found = [login_names_among([subject], []) for _ in range(2)]
+
+        assert found == [{}, {subject: "bob"}]
+
+    def test_the_names_of_the_newest_users_are_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lookup, "MAX_LOGIN_USERS", 1)
+        for name in ("ann", "bob"):
+            User.objects.create_user(name)
+
+        found = login_names_among([login_subject("ann"), login_subject("bob")], [])
+
+        assert (found, MAX_LOGIN_USERS) == ({login_subject("bob"): "bob"}, 5_000)
+
+
+OF_A_CALL = (
+    'No request has the subject "{}". Use, for example, user:<key>, ip:<address> or global. It works only where your '
+    "code passes this subject itself."
+)
+
+
+@pytest.mark.django_db
+class TestHints:
+    """What a hint about a subject says, word for word."""
+
+    @pytest.fixture(autouse=True)
+    def users(self) -> None:
+        for key, name in ((41, "ann"), (42, "bob"), (43, "bobby")):
+            User.objects.create_user(name, pk=key)
+
+    @pytest.mark.parametrize(
+        ("subject", "hint"),
+        [
+            pytest.param(
+                "ann", 'No request has the subject "ann". The user with this name is "user:41".', id="a user's name"
+            ),
+            pytest.param(
+                "ANN", 'No request has the subject "ANN". The user with this name is "user:41".', id="in capitals"
+            ),
+            pytest.param("an", OF_A_CALL.format("an"), id="how a name begins"),
+            pytest.param(
+                "cid", f"Nobody's name or e-mail begins with 'cid'. {OF_A_CALL.format('cid')}", id="nobody's name"
+            ),
+            pytest.param(
+                "user:ann",
+                'There is no user with the key "ann". The user with this name is "user:41".',
+                id="a name as a key",
+            ),
+            pytest.param("user:cid", 'There is no user with the key "cid".', id="nobody's key"),
+            pytest.param("user:41", "", id="a user"),
+            pytest.param("user:41+ip:203.0.113.9", "", id="a user at an address"),
+        ],
+    )
+    def test_it_says_what_is_meant(self, subject: str, hint: str) -> None:
+        assert subject_hint(subject) == hint
+
+    @pytest.mark.parametrize(
+        ("subject", "hint"), [("ann", OF_A_CALL.format("ann")), ("user:ann", "")], ids=["a name", "a key"]
+    )
+    def test_it_looks_for_no_users_for_people_who_may_not_see_them(
+        self, subject: str, hint: str, django_assert_num_queries: Any
+    ) -> None:
+        with django_assert_num_queries(0):
+            assert subject_hint(subject, with_users=False) == hint
 
 
 @pytest.mark.django_db

@@ -1,6 +1,7 @@
 """What pages and commands show and do where states are in a database: events, bans, usage, sweeps, status."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -316,6 +317,12 @@ class TestSweep:
         assert (found["bans"], found["events"]) == (1, 2)
         assert found["states"] >= 6
 
+    @pytest.mark.parametrize(
+        ("words", "verb"), [([], "Deleted"), (["--dry-run"], "Would delete")], ids=["a sweep", "a dry run"]
+    )
+    def test_it_says_what_it_did(self, words: list[str], verb: str, store: DatabaseStore) -> None:
+        assert re.fullmatch(rf"{verb} \d+ expired states, 1 ban and 2 events\.\n", said("quota_sweep", *words))
+
     def test_it_deletes_as_much_as_a_dry_run_counts(self, store: DatabaseStore) -> None:
         dry, done = (said("quota_sweep", "--json", *words) for words in (["--dry-run"], []))
 
@@ -329,7 +336,7 @@ class TestSweep:
 
         assert list(store.names("quota:1:{user:*}:c:x")) == []
         assert max(count_expired(store, moment, KeptEvents(3, DAY))) == 0
-        assert "Deleted 0 expired states" in said("quota_sweep")
+        assert said("quota_sweep") == "Deleted 0 expired states, 0 bans and 0 events.\n"
 
     def test_what_has_not_expired_is_left(self, store: DatabaseStore) -> None:
         said("quota_sweep")

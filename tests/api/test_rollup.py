@@ -580,7 +580,9 @@ class TestDryRun:
         }
 
     def test_its_line_says_would(self) -> None:
-        assert "Would move 1 day of subjects: 2 allowed and 1 refused checks" in said("quota_rollup", "--dry-run")
+        assert said("quota_rollup", "--dry-run") == (
+            "Would move 1 day of subjects: 2 allowed and 1 refused checks, 2 units, to 1 row.\n"
+        )
 
     def test_it_moves_nothing(self) -> None:
         said("quota_rollup", "--dry-run")

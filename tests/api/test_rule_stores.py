@@ -372,6 +372,15 @@ def test_a_subject_is_shown_with_what_the_database_counts() -> None:
 
 
 @pytest.mark.usefixtures("bursts")
+def test_a_scan_shows_rates_in_the_database_without_counts_of_days() -> None:
+    check(Rule.make("7/d", "7/d", algorithm="calendar", store="database", daily=False), "org:7", 2)
+
+    (limit,) = [limit for limit in load_snapshot("org:7", scan=True).limits if limit.used]
+
+    assert (limit.rule, limit.used, limit.source.rpartition(" (")[2]) == ("7/d", 2, "in the database)")
+
+
+@pytest.mark.usefixtures("bursts")
 def test_a_scan_shows_rates_that_only_a_call_counts_in_the_database() -> None:
     check("4/week", "user:1", 3, store="database")
     limits = [limit for limit in load_snapshot("user:1", scan=True).limits if limit.used]

@@ -31,9 +31,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Rule, check, counter, lock, once
+from django_quota.core.clock import DAY
 from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.features.counters.calls import MAX_TTL
 from django_quota.limiting.flusher import flusher
-from django_quota.runtime import Site, runtime
+from django_quota.runtime import Site, Wanted, runtime
+from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.errors import translate_error
 from django_quota.testing import (
     NoRedisServerError,
@@ -226,10 +229,65 @@ class TestTheMarker:
             self.read(self.marker(store="redis"))
 
 
-def test_the_head_of_a_pytest_run_says_that_tests_are_not_isolated() -> None:
-    config: Any = SimpleNamespace(getini=lambda _: "settings")
+@pytest.mark.parametrize(
+    ("store", "head"),
+    [
+        ("memory", "django_quota: each test counts in memory, starting at zero"),
+        (
+            "settings",
+            "django_quota: tests are not isolated, they count where the settings say (quota_store = settings)",
+        ),
+    ],
+)
+def test_the_head_of_a_pytest_run_says_where_tests_count(store: str, head: str) -> None:
+    config: Any = SimpleNamespace(getini=lambda _: store)
 
-    assert "not isolated" in plugin.pytest_report_header(config)
+    assert plugin.pytest_report_header(config) == head
+
+
+class TestTheConfigurationOfPytest:
+    """What the plugin does when pytest begins, and when it ends."""
+
+    @pytest.fixture
+    def store(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Return the store that tests count in; that of the settings to begin with."""
+        monkeypatch.setattr(runtime, "wanted", Wanted())
+        return lambda: runtime.wanted.store
+
+    def config(self, ini: str) -> Any:
+        return SimpleNamespace(
+            addinivalue_line=Mock(), getini=lambda name: {"quota_store": ini}[name], add_cleanup=Mock()
+        )
+
+    def test_what_is_counted_outside_of_tests_stays_in_memory_until_the_end(self, store: Any) -> None:
+        plugin.pytest_configure(config := self.config("memory"))
+        during = store()
+        config.add_cleanup.call_args.args[0]()
+
+        assert (type(during), store()) == (MemoryStore, None)
+
+    def test_the_store_of_the_settings_can_be_chosen(self, store: Any) -> None:
+        plugin.pytest_configure(config := self.config("settings"))
+
+        assert (store(), config.add_cleanup.called) == (None, False)
+
+    def test_the_marker_is_declared(self, store: Any) -> None:
+        plugin.pytest_configure(config := self.config("settings"))
+
+        config.addinivalue_line.assert_called_once_with(
+            "markers", "quota(off=False, store='memory'): allow everything, or count where the settings say"
+        )
+
+    def test_another_store_is_a_usage_error(self, store: Any) -> None:
+        with pytest.raises(pytest.UsageError):
+            plugin.pytest_configure(self.config("redis"))
+
+    def test_tests_count_in_memory_by_default(self) -> None:
+        plugin.pytest_addoption(parser := Mock())
+
+        assert [(call.args[0], call.kwargs) for call in parser.addini.call_args_list] == [
+            ("quota_store", {"default": "memory"})
+        ]
 
 
 # --- settings without Redis -------------------------------------------------------------------------------------------
@@ -451,6 +509,15 @@ def test_the_kit_says_how_much_is_used(kit: QuotaKit) -> None:
     assert (kit.used("5/m", "user:1"), kit.left("5/m", "user:1")) == (2, 3)
 
 
+def test_of_several_limits_the_kit_says_the_one_with_the_fewest_hits_left(kit: QuotaKit) -> None:
+    check("5/m; 9/h", "user:1", 2)
+    kit.advance("1m")
+    check("5/m; 9/h", "user:1", 5)
+    kit.advance("1m")
+
+    assert (kit.used("5/m; 9/h", "user:1"), kit.left("5/m; 9/h", "user:1")) == (7, 2)
+
+
 def test_the_kit_says_that_nothing_limits_the_subject(kit: QuotaKit) -> None:
     free = Rule.make("free", None)
 
@@ -575,6 +642,17 @@ def test_the_mixin_sets_up_the_classes_after_it() -> None:
     assert (done, result.errors) == (["base", "5"], [])
 
 
+def test_a_step_of_the_clock_has_an_end(kit: QuotaKit) -> None:
+    began = kit.now
+    kit.advance(f"{MAX_TTL // DAY}d")
+    passed = kit.now - began
+
+    with pytest.raises(RuleError, match="by"):
+        kit.advance(timedelta(microseconds=MAX_TTL + 1))
+
+    assert passed == timedelta(microseconds=MAX_TTL)
+
+
 VERBS = pytest.mark.parametrize("verb", ["exhaust", "used", "left", "reset"])
 
 
@@ -605,6 +683,22 @@ def test_the_kit_takes_a_subject_that_only_code_counts(verb: str, kit_of_rules: 
 def test_the_kit_says_which_rules_there_are(verb: str, rule: str, hint: str, kit_of_rules: QuotaKit) -> None:
     with pytest.raises(RuleError, match=rf"No rule of .* has the name {rule!r}\. {hint}"):
         getattr(kit_of_rules, verb)(rule, "ip:192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("rule", "left"),
+    [
+        pytest.param("search", 3, id="a rule of the settings"),
+        pytest.param("two", 20, id="a rule of a view"),
+        pytest.param("7/m", 7, id="a rate"),
+        pytest.param(Rule.make("own", "8/m"), 8, id="a rule"),
+    ],
+)
+def test_the_kit_finds_a_rule_by_its_name(rule: Any, left: int, kit_of_rules: QuotaKit) -> None:
+    found = kit_of_rules.left(rule, "ip:192.0.2.1")
+    kit_of_rules.exhaust(rule, "ip:192.0.2.1")
+
+    assert (found, kit_of_rules.left(rule, "ip:192.0.2.1")) == (left, 0)
 
 
 # --- clear ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import io
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import date, timedelta
@@ -14,15 +15,17 @@ from django.core.management import CommandError, call_command
 
 from django_quota import Rule, ban, check, counter, once, peek, reserve, slot
 from django_quota.core.rates import parse_duration
+from django_quota.engine.events import NO_LOG
 from django_quota.engine.state_copies import ReadStates
-from django_quota.exceptions import QuotaExceeded
+from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 from django_quota.features.bans import ActiveBan, bans_in_force
 from django_quota.features.usage.days import Count, recent_usage
 from django_quota.limiting.registry import make_store
 from django_quota.management.commands import quota_copy
-from django_quota.operating.copying import KEYS_A_CALL, CopiedStore, Copier
+from django_quota.operating.copying import KEYS_A_CALL, CopiedStore, Copier, CopyReport, copied_kind
 from django_quota.testing import freeze
 from tests.support.commands import Terminal, said
+from tests.support.outages import mostly_late
 from tests.support.steps import MINUTE, SECOND, START
 
 Direction = tuple[str, str]
@@ -366,17 +369,17 @@ def test_a_store_that_begins_to_count_meanwhile_ends_the_copy(
 
     said = error_of("quota_copy", "--from", old, "--to", new)
 
-    assert said.startswith("Something counts in the new store meanwhile, and has changed quota:1:{user:1}:c:credits.")
+    names = {"redis": 'the Redis of CACHES["default"]', "database": 'DATABASES["default"]'}
+    assert said == (
+        "Something counts in the new store meanwhile, and has changed quota:1:{user:1}:c:credits. Stop it, and copy "
+        f"again with --replace. It is {names[new]}."
+    )
     assert CREDITS.get(USER) == 5
 
 
-@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
-def test_a_key_that_comes_twice_is_copied_once(
-    way: Direction, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def each_key_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """SCAN may return a key twice, and a call that was not answered may have been made."""
-    use(way[0])
-    CREDITS.set(USER, 100)
     keys = CopiedStore.keys
 
     def twice(self: CopiedStore, patience: Any) -> Iterator[list[str]]:
@@ -386,11 +389,30 @@ def test_a_key_that_comes_twice_is_copied_once(
 
     monkeypatch.setattr(CopiedStore, "keys", twice)
 
+
+@pytest.mark.usefixtures("each_key_comes_twice")
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_a_key_that_comes_twice_is_copied_once(way: Direction, use: Callable[[str], None]) -> None:
+    use(way[0])
+    CREDITS.set(USER, 100)
+
     report = copy("--json", way=way)
 
     assert report["kinds"]["c"] == 1
     use(way[1])
     assert CREDITS.get(USER) == 100
+
+
+@pytest.mark.usefixtures("each_key_comes_twice")
+def test_different_values_that_come_twice_are_copied_once(use: Callable[[str], None]) -> None:
+    """Redis cannot say which values it has of the first time."""
+    VISITORS.unique("global", "ann")
+
+    report = copy("--json")
+
+    assert (report["kinds"]["u"], report["complete"]) == (2, True)
+    use("redis")
+    assert VISITORS.unique_count("global") == 1
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
@@ -466,8 +488,17 @@ def test_quiet_it_says_nothing(use: Callable[[str], None]) -> None:
 @pytest.mark.parametrize(
     ("in_use", "error"),
     [
-        pytest.param("database", "Nothing is counted in the old store, so nothing was deleted.", id="an empty source"),
-        pytest.param("redis", "STORE is 'redis', so --replace would delete what your site counts.", id="in use"),
+        pytest.param(
+            "database",
+            'Nothing is counted in the old store, so nothing was deleted. It is DATABASES["default"].',
+            id="an empty source",
+        ),
+        pytest.param(
+            "redis",
+            "STORE is 'redis', so --replace would delete what your site counts. Copy first, and change STORE after it. "
+            "Nothing was changed.",
+            id="in use",
+        ),
     ],
 )
 def test_replace_does_not_delete_what_nothing_replaces(in_use: str, error: str, use: Callable[[str], None]) -> None:
@@ -478,7 +509,7 @@ def test_replace_does_not_delete_what_nothing_replaces(in_use: str, error: str, 
     said = error_of("quota_copy", "--from", "database", "--to", "redis", "--replace")
 
     use("redis")
-    assert said.startswith(error)
+    assert said == error
     assert peek("5/m", USER).remaining == 4
 
 
@@ -545,11 +576,160 @@ def test_the_store_that_does_not_answer_is_named(
     assert said.endswith('It is the Redis of CACHES["default"].')
 
 
-def test_clocks_that_differ_are_reported(use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Copier, "apart", lambda _: -90.0)
+@pytest.mark.parametrize(
+    ("apart", "note"),
+    [
+        pytest.param(
+            -90.0,
+            "Note: the clocks of the stores differ by 90.0 s: limits that run end so much later.\n",
+            id="the new one is behind",
+        ),
+        pytest.param(
+            1_090.0,
+            "Note: the clocks of the stores differ by 1,090.0 s: limits that run end so much earlier.\n",
+            id="the new one is ahead",
+        ),
+        pytest.param(1.0, "", id="a second"),
+    ],
+)
+def test_clocks_that_differ_are_reported(
+    apart: float, note: str, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Copier, "apart", lambda _: apart)
 
-    assert copy().startswith("Copied 0 keys")
-    assert "Note: the clocks of the stores differ by 90.0 s: limits that run end so much later." in copy()
+    assert copy() == f"Copied 0 keys from database to redis.\n{note}"
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_a_clock_that_is_ahead_is_noticed(
+    way: Direction, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store in Redis is asked for its time, and so is the database."""
+    times = {"redis": 200.5, "database": 100.0}
+    monkeypatch.setattr(redis.Redis, "time", lambda _: (200, 500_000))
+    monkeypatch.setattr("django_quota.stores.database.store.DatabaseStore.read", lambda *_: [(100 * SECOND,)])
+    old, new = (CopiedStore(make_store(name), "quota", name) for name in way)
+
+    apart = Copier(old, new, NO_LOG, replaces=False, dry_run=False).apart()
+
+    assert apart == times[way[1]] - times[way[0]]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "number", "lines"),
+    [
+        pytest.param(
+            ["r", "b", "a", "s", "day", "c", "grants", "granted", "leased", "settled", "u", "l", "once"],
+            1,
+            [
+                "1 limit", "1 count of refusals", "1 share taken ahead", "1 status of a subject", "1 count of a day",
+                "1 counter", "1 counter with units that expire", "1 id of a grant", "1 lease of units",
+                "1 settled reservation", "1 count of different values", "1 held slot", "1 value that was seen",
+            ],
+            id="one of each kind",
+        ),
+        pytest.param(
+            ["totals", "once", "l", "u", "settled", "leased", "granted", "grants", "c", "day", "s", "a", "b", "r"],
+            2,
+            [
+                "2 limits", "2 counts of refusals", "2 shares taken ahead", "2 statuses of subjects",
+                "2 counts of days", "2 counters", "2 counters with units that expire", "2 ids of grants",
+                "2 leases of units", "2 settled reservations", "2 counts of different values", "2 held slots",
+                "2 values that were seen", "2 other counts",
+            ],
+            id="two of each kind",
+        ),
+    ],
+)  # fmt: skip
+def test_each_kind_has_words_of_its_own(kinds: list[str], number: int, lines: list[str]) -> None:
+    report = CopyReport(Counter(dict.fromkeys(kinds, number)))
+
+    said = quota_copy._in_words(report, {"source": "redis", "target": "database", "dry_run": False})
+
+    assert list(said)[1:] == [f"  {line}" for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        pytest.param("quota:1:{user:1}:r:api:sw.60s", "r", id="a limit"),
+        pytest.param("quota:1:{user:1}:c:credits", "c", id="a counter"),
+        pytest.param("quota:1:{!}:metrics:2025-11-21", "metrics", id="what rules decided"),
+        pytest.param("quota:1:{!}:totals", "totals", id="the totals"),
+        pytest.param("quota:1:{!}:refused:2025-11-21", "refused", id="who was refused"),
+        pytest.param("quota:1:{!}:slots", "slots", id="the slots in use"),
+        pytest.param("quota:1:{!}:sent:a", "sent", id="the last message of a process"),
+        pytest.param("quota:1:{!}:events", None, id="the events"),
+        pytest.param("quota:1:{!}:bans", None, id="the list of bans"),
+        pytest.param("quota:1:{!}:sweep", None, id="the place of a sweep"),
+        pytest.param("quota:1:{user:1}:slots", None, id="a kind of the site for a subject"),
+        pytest.param("quota:1:{!}:r", None, id="a kind of a subject for the site"),
+        pytest.param("shop:1:{user:1}:c:credits", None, id="another prefix"),
+    ],
+)
+def test_only_counts_are_copied(key: str, kind: str | None) -> None:
+    assert copied_kind("quota", key) == kind
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_only_bans_in_force_are_listed(way: Direction, use: Callable[[str], None]) -> None:
+    use(way[0])
+    ban("login", IP, "1h")
+    ban(Rule.make("api", "5/m", ban={"after": "2/m", "for": "1h"}), IP, "2h")
+
+    with freeze(START + 60 * MINUTE):
+        report = copy("--json", way=way)
+        use(way[1])
+
+        assert report["bans"] == 1
+        assert bans_in_force() == (1, [ActiveBan(IP, "api", START + 120 * MINUTE)])
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_bans_are_copied_without_a_list_where_there_are_no_events(
+    way: Direction, use: Callable[[str], None], settings: Any
+) -> None:
+    use(way[1])
+    check("5/m", "user:2")
+    use(way[0])
+    ban("login", IP, "1h")
+    settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+
+    report = copy("--json", "--replace", way=way)
+
+    use(way[1])
+    assert (report["bans"], report["replaced"] > 0) == (1, True)
+    assert check("login", IP).retry_after == 3_600.0
+    assert bans_in_force() == (0, [])
+
+
+@pytest.mark.usefixtures("short_pauses")
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_a_call_that_is_not_answered_is_made_again(
+    way: Direction, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(way[0])
+    CREDITS.set(USER, 100)
+    for name in BOTH[0]:
+        kind = type(make_store(name))
+        monkeypatch.setattr(kind, "run", mostly_late(kind.run, StoreUnavailable("late")))
+
+    report = copy("--json", way=way)
+
+    assert (report["kinds"]["c"], report["complete"]) == (1, True)
+
+
+def test_a_dry_run_that_is_stopped_says_that_nothing_was_changed(
+    use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CREDITS.incr(USER)
+    stopped = threading.Event()
+    stopped.set()
+    monkeypatch.setattr(quota_copy, "stopping", lambda: nullcontext(stopped))
+
+    said = error_of("quota_copy", "--from", "database", "--to", "redis", "--dry-run")
+
+    assert said == "Stopped before the end. Nothing was changed."
 
 
 def test_a_signal_ends_it_after_a_call(use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from django_quota import Rule, quota
 from django_quota.conf import current
 from django_quota.exceptions import ConfigurationError
 from django_quota.http.request_rules import rules_of_view
-from django_quota.management.commands.quota_replay import rules_on_views
+from django_quota.management.commands.quota_replay import hidden, rules_on_views
 from django_quota.operating.access_log import UnreadableLineError, find_format, read_time
 from django_quota.operating.replay import (
     MAX_TEXT,
@@ -38,6 +38,7 @@ from django_quota.operating.replay import (
     tightest,
 )
 from django_quota.stores.redis.store import RedisStore
+from django_quota.subjects.subject import digest
 from django_quota.testing import clear, freeze
 from tests.support.inputs import inputs
 from tests.support.pages import blocks
@@ -327,6 +328,149 @@ def test_several_logs_are_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["log"]["requests"], found["refused"]) == (5, 2)
 
 
+DRAFTS = """
+[api]
+rate = ["2/10s", "4/m"]
+match = "/"
+ban = {after = "2/m", for = "10s"}
+[pair]
+rate = "1/m"
+key = ["ip", "path"]
+match = "/api/"
+shadow = true
+[free]
+rate = "9/m"
+match = "/nowhere/"
+[unplaced]
+rate = "9/m"
+[mine]
+rate = "9/m"
+key = "user"
+match = "/"
+[yours]
+rate = "9/m"
+key = "user"
+match = "/"
+"""
+
+REPORT = """\
+access.log: 13 requests in the format combined
+  from 2025-11-21 04:40:00 to 2025-11-21 04:41:10 UTC
+  1 line could not be used, for example:
+    line 13, it is not in this format: nonsense
+
+drafts.toml would have refused 6 requests (46.2%).
+
+api
+  rate                2/10s; 4/m
+  key                 ip
+  requests            13
+  refused             6 (46.2%)
+  subjects            4
+  subjects refused    3 (75.0%)
+  bans                3
+  no refusals from    4/10s; 4/m
+  refused most
+    ip:203.0.113.0
+      2 of 4 requests (50.0%)
+    ip:203.0.113.1
+      2 of 4 requests (50.0%)
+    ip:203.0.113.2
+      2 of 4 requests (50.0%)
+
+pair
+  rate                1/m (shadow)
+  key                 ip + path
+  requests            12
+  refused             9 (75.0%)
+  subjects            3
+  subjects refused    3 (100.0%)
+  no refusals from    4/m
+  refused most
+    ip:203.0.113.0+path:/api/plain/
+      3 of 4 requests (75.0%)
+    ip:203.0.113.1+path:/api/plain/
+      3 of 4 requests (75.0%)
+    ip:203.0.113.2+path:/api/plain/
+      3 of 4 requests (75.0%)
+
+No request matched free, two, class, method, again.
+
+Left out, because a log does not show what these rules need:
+  by-method-decorator: your view, your code or a failed login decides it
+  mine, yours: key='user' needs the user
+  unplaced: it has no match=, and no view has it on its outside. Add, for
+    example, match = '/search/'
+
+No refusals from: the smallest count over the same window with which this rule
+alone would have refused none of these requests; one less refuses some.
+These are upper bounds. A client that is refused usually slows down, so that
+many of the requests that were refused here would not have come. Counts begin
+at zero where the log begins, without overrides and bans.
+"""
+
+
+class TestWholeReport:
+    """Three clients send four requests each, three seconds apart; a fourth one comes later."""
+
+    @pytest.fixture(autouse=True)
+    def twelve_requests(self, site: None) -> None:
+        Path("drafts.toml").write_text(DRAFTS)
+        lines = [line(second, f"203.0.113.{second % 3}") for second in range(12)]
+        log([*lines, "nonsense", line(70, "198.51.100.1", "/x/")])
+
+    def test_the_text_says_what_each_rule_would_have_done(self) -> None:
+        assert run("access.log", "--rules", "drafts.toml", "--show-subjects") == REPORT
+
+    def test_json_has_the_log(self) -> None:
+        assert run_json("access.log", "--rules", "drafts.toml")["log"] == {
+            "files": ["access.log"],
+            "format": "combined",
+            "lines": 14,
+            "requests": 13,
+            "begins": "2025-11-21T04:40:00+00:00",
+            "ends": "2025-11-21T04:41:10+00:00",
+            "unreadable": 1,
+            "first_unreadable": [{"number": 13, "reason": "it is not in this format", "text": "nonsense"}],
+        }
+
+    def test_json_has_the_figures_of_a_rule(self) -> None:
+        found = run_json("access.log", "--rules", "drafts.toml", "--show-subjects")
+
+        assert (found["title"], found["refused"]) == ("drafts.toml", 6)
+        assert found["rules"]["pair"] == {
+            "rate": "1/m",
+            "key": "ip + path",
+            "shadow": True,
+            "requests": 12,
+            "refused": 9,
+            "subjects": 3,
+            "subjects_refused": 3,
+            "bans": 0,
+            "worst": [
+                {"subject": f"ip:203.0.113.{client}+path:/api/plain/", "requests": 4, "refused": 3}
+                for client in range(3)
+            ],
+            "no_refusals_from": ["4/m"],
+        }
+
+    def test_a_rule_that_nothing_matches_has_no_caveat_about_its_rates(self) -> None:
+        printed = run("access.log", "access.log", "--rate", "1000/m", "--match", "/z/").splitlines()
+
+        assert printed[0] == "2 files: 26 requests in the format combined"
+        assert printed[printed.index("1000/m by ip would have refused 0 requests (0.0%).") + 1 :] == [
+            "",
+            "No request matched 1000/m by ip.",
+            "",
+            *REPORT.splitlines()[-3:],
+        ]
+
+    def test_a_digest_stands_for_the_value_of_each_part(self) -> None:
+        digests = [hidden("ip:203.0.113.0"), hidden("ip:203.0.113.0+path:/a"), hidden("global")]
+
+        assert digests == [f"ip:{digest('203.0.113.0')[:12]}", f"{digests[0]}+path:{digest('/a')[:12]}", "global"]
+
+
 class TestUnreadableLines:
     @pytest.fixture
     def found(self, site: None) -> Any:
@@ -492,8 +636,13 @@ class TestBehindProxies:
         (["timeless.json"], "The JSON of the log has no time. Name it 'time' in the log."),
         (["access.log", "--rules", "broken.toml"], "is not TOML"),
         (["access.log", "--rules", "wrong.toml"], r"wrong.toml\['api'\]: '10/month' is not a rate"),
-        (["access.log", "--key", "ip"], "only for --rate"),
-        (["access.log", "--rate", "10/m", "--rules", "wrong.toml"], "Leave --rules"),
+        (["access.log", "--key", "ip"], r"^--key and --match are only for --rate. Add, for example, --rate 10/m.$"),
+        (["access.log", "--match", "/"], r"^--key and --match are only for --rate. Add, for example, --rate 10/m.$"),
+        (
+            ["access.log", "--rate", "10/m", "--rules", "wrong.toml"],
+            r"^--rate is a rule by itself. Leave --rules and --rule out.$",
+        ),
+        (["access.log", "--rate", "10/m", "--rule", "api"], r"^--rate is a rule by itself. Leave --rules and --rule"),
         (["access.log", "--rule", "apy"], r"Did you mean 'api'\?"),
         (["broken.toml"], "The format of the log is unknown"),
         (["cut.gz"], "cannot be read to its end"),

@@ -16,7 +16,7 @@ from django_quota.engine.state_copies import ReadStates, WriteStates
 from django_quota.engine.system_operations import AddMetrics, MetricsKeys, RegisterWorker, Sweep
 from django_quota.features.counters import operations as counters
 from django_quota.features.once import Once
-from django_quota.features.reservations.leases import GiveBackEnded, RenewLeases
+from django_quota.features.reservations.calls import GiveBackEnded, RenewLeases
 from django_quota.features.resets import Reset, RuleState
 from django_quota.features.slots import calls as slots
 from django_quota.features.subject_contents import InspectSubject

@@ -1,0 +1,123 @@
+"""Which subjects a rule counts: what is said of it by its key, and by the subjects that it has counted."""
+
+from typing import Any
+
+import pytest
+from django.http import HttpRequest
+
+from django_quota import check
+from django_quota.features.events import Event
+from django_quota.models import DailyCounter, QuotaOverride
+from django_quota.operating import who_counts as counting
+from django_quota.operating.who_counts import who_counts
+from tests.support.outages import no_answer
+from tests.support.overridden import override
+
+
+def organization(request: HttpRequest) -> Any:
+    return "7"
+
+
+PATH = f"{__name__}.organization"
+COUNTS = f"units counts by {PATH}."
+
+
+@pytest.fixture(autouse=True)
+def rules(settings: Any) -> None:
+    units = {"rate": "5/m", "key": organization}
+    login = {"rate": "5/m", "key": ("ip", "post:username")}
+    settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": {"units": units, "login": login}}
+
+
+def test_two_subjects_of_a_rule_are_shown_and_addresses_come_last() -> None:
+    known = [("units", each) for each in ("ip:203.0.113.9", "org:7", "org:7", "org:8", "org:9")]
+
+    assert who_counts(known).in_words("units") == f"{COUNTS} Subjects look like org:7, org:8."
+
+
+def test_an_address_is_shown_where_no_other_subject_is_known() -> None:
+    known = [("units", "ip:203.0.113.9"), ("units", "org:7")]
+
+    assert who_counts(known).look_of("units") == "Subjects look like org:7, ip:203.0.113.9."
+
+
+def test_nothing_is_said_of_subjects_where_none_is_known() -> None:
+    assert (who_counts().look_of("units"), who_counts().in_words("units")) == ("", COUNTS)
+
+
+def test_a_key_of_several_parts_is_joined_by_plus_signs() -> None:
+    assert who_counts().key_of("login") == "ip+post:username"
+
+
+@pytest.mark.parametrize(
+    ("subject", "can"),
+    [
+        pytest.param("org:8", True, id="of the kind that it has counted"),
+        pytest.param("user:42", False, id="of another kind"),
+        pytest.param("*", True, id="everybody"),
+    ],
+)
+def test_a_function_counts_the_kinds_that_it_has_counted(subject: str, can: bool) -> None:
+    assert who_counts([("units", "org:7")]).can_count("units", subject) is can
+
+
+def test_subjects_that_the_rule_has_counted_come_from_the_last_events() -> None:
+    check("units", "org:7", 6)
+
+    assert who_counts().subjects == {"units": ["org:7"]}
+
+
+def test_an_event_of_which_only_a_digest_is_known_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [("units", None), (None, "org:7"), ("units", "org:8")]
+    events = [Event("1-0", "refused", *each, 0, 0, 5, 0, 0.0, 1, None, "", "") for each in names]
+    monkeypatch.setattr(counting, "newest_events", lambda *_: events)
+
+    assert who_counts().subjects == {"units": ["org:8"]}
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_store_that_does_not_answer_leaves_what_is_known(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "STORE": "redis"}
+
+    with no_answer():
+        assert who_counts([("units", "org:7")]).subjects == {"units": ["org:7"]}
+
+
+class TestOverrides:
+    """The overrides of a rule show whom it counts where nothing else does."""
+
+    def test_they_show_subjects(self) -> None:
+        override("x 0 0 ", "units", "org:9")
+
+        assert who_counts().subjects == {"units": ["org:9"]}
+
+    def test_those_of_groups_and_of_other_rules_do_not(self) -> None:
+        override("x 0 0 ", "units", "org:*")
+        override("x 0 0 ", "gone", "org:9")
+
+        assert who_counts().subjects == {}
+
+    def test_they_come_after_what_was_counted(self) -> None:
+        override("x 0 0 ", "units", "user:42")
+
+        assert who_counts([("units", "org:7")]).subjects == {"units": ["org:7"]}
+
+
+class TestUsage:
+    """The rows of usage show whom a function counts where no event does."""
+
+    @pytest.fixture(autouse=True)
+    def rows(self, database: Any) -> None:
+        for rule, subject in (("units", "org:9"), ("login", "ip:203.0.113.9+post.username:ann")):
+            DailyCounter.objects.create(subject=subject, rule=rule, day="2026-11-01", allowed=1)
+
+    def test_they_show_subjects_of_a_function(self) -> None:
+        assert who_counts().subjects == {"units": ["org:9"]}
+
+    def test_they_come_after_what_was_counted(self) -> None:
+        assert who_counts([("units", "org:7")]).subjects == {"units": ["org:7"]}
+
+    def test_they_come_before_overrides(self) -> None:
+        QuotaOverride.objects.create(subject="org:8", rule="units", mode="exempt")
+
+        assert who_counts().subjects == {"units": ["org:9"]}
