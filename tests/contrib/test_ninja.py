@@ -180,7 +180,6 @@ class TestKeyAuth:
         with pytest.raises(RuleError, match="identifies nobody"):
             contrib.auth(request)
 
-
     @pytest.mark.parametrize(
         ("returned", "subject"),
         [
