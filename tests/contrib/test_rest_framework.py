@@ -1085,6 +1085,22 @@ def test_rules_of_views_are_known_to_those_who_look_them_up(settings: Any, monke
     assert known == {"own": "5/m", "rest_framework.burst": "3/m", "rest_framework.twice": "2/m"}
 
 
+@pytest.mark.parametrize(
+    ("throttle", "is_known"),
+    [
+        pytest.param(QuotaThrottle, False, id="takes the rule alone"),
+        pytest.param(ScopedRateThrottle, True, id="takes the rate"),
+    ],
+)
+def test_the_rate_of_a_scope_that_is_a_rule_too_is_known_where_a_throttle_takes_it(
+    throttle: Any, is_known: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"scope": "9/m"})
+    findings(settings, view_of(throttle, throttle_scope="scope"))
+
+    assert ("rest_framework.scope" in known_rules()) == is_known
+
+
 def test_a_throttle_of_the_framework_is_known_as_a_limit_by_user(settings: Any) -> None:
     findings(settings, view_of(Burst))
 
