@@ -103,18 +103,23 @@ def test_w051_a_cost_above_the_limit(options: Any, names: str, settings: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("rate", "store", "warned"),
+    ("rate", "store", "quota", "warned"),
     [
-        ("1000/d", None, False),
-        ("1000/month", None, True),
-        ({"anonymous": "5/d", "authenticated": "1000/week"}, None, True),
-        ("1000/month", "database", False),
+        ("1000/d", None, {}, False),
+        ("1000/month", None, {}, True),
+        ({"anonymous": "5/d", "authenticated": "1000/week"}, None, {}, True),
+        ("1000/month", "database", {}, False),
+        ("1000/month", None, {"REDIS": REDIS["LOCATION"]}, False),
+        ("1000/month", None, {"STORE": "memory"}, False),
     ],
-    ids=["a day", "a month", "a week of one tier", "a month in the database"],
+    ids=["a day", "a month", "a week of one tier", "a month in the database", "a Redis of its own", "in memory"],
 )
-def test_long_periods_in_a_cache_are_a_warning_of_deploy(settings: Any, rate: Any, store: Any, warned: bool) -> None:
+def test_long_periods_in_a_cache_are_a_warning_of_deploy(
+    settings: Any, rate: Any, store: Any, quota: Any, warned: bool
+) -> None:
     settings.CACHES = {"default": REDIS}
-    settings.QUOTA = {"RULES": {"api": {"rate": rate, "algorithm": "calendar", "store": store, "match": "/"}}}
+    rule = {"rate": rate, "algorithm": "calendar", "store": store, "match": "/"}
+    settings.QUOTA = {**quota, "RULES": {"api": rule}}
     found = run_checks(tags=["django_quota"], include_deployment_checks=True)
     assert ("django_quota.W050" in [each.id for each in found]) == warned
 
@@ -140,6 +145,12 @@ def test_w002_the_template_for_refused_visitors_is_missing(template: str, is_fou
     says = f"The template {template!r} for refused visitors is not found: they get plain text."
 
     assert [found.msg for found in findings({"TEMPLATE": template})] == ([] if is_found else [says])
+
+
+def test_w022_a_site_without_users_has_no_logins_to_limit(settings: Any) -> None:
+    settings.INSTALLED_APPS = ["django_quota"]
+
+    assert findings({"LOGIN": {"5/m": "username"}}) == []
 
 
 def test_w002_a_site_without_templates_needs_none(settings: Any) -> None:
@@ -209,6 +220,8 @@ def test_the_finding_for_a_wrong_rule_says_what_to_write(value: Any, code: str, 
         (5, [("E001", "QUOTA is int", "Use, for example, {'CACHE': 'default'}.")]),
         ({"CACHE": "defualt"}, [("E003", "'defualt'", "Did you mean 'default'?")]),
         ({"PREFXI": "p", 5: 5}, [("E015", "'PREFXI'", "Did you mean 'PREFIX'? Otherwise"), ("E015", "5", "")]),
+        ({"TEMPLATE": 5}, [("E002", 'QUOTA["TEMPLATE"]', "")]),
+        ({"STORE": "database", "DATABASE": 5}, [("E002", 'QUOTA["DATABASE"]', "")]),
         ({"RELATED": "tests.nothing.teapot"}, [("E002", 'QUOTA["RELATED"]', "Use the path of a function")]),
         ({"RELATED": ["org:7"]}, [("E002", 'QUOTA["RELATED"] is', "Use a sync function (user) -> subjects")]),
         ({"RESPONSE": "tests.nothing.teapot"}, [("E002", 'QUOTA["RESPONSE"]', "Use the path of a function")]),
@@ -730,6 +743,32 @@ class TestW031TheTablesOfOverridesAreMissing:
             assert run_checks(tags=["database"], databases=[]) == []
 
         assert not queries.captured_queries
+
+
+@pytest.mark.usefixtures("database")
+class TestW031TheTablesOfTheStoreAreMissing:
+    @pytest.fixture(autouse=True)
+    def in_the_database(self, settings: Any) -> None:
+        settings.QUOTA = {"STORE": "database"}
+
+    def test_it_names_them_where_migrate_makes_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.http.checks.vendor_of", lambda alias: "postgresql")
+        monkeypatch.setattr("django_quota.http.checks.STATE_TABLE", "missing_state")
+
+        (message,) = [text for code, text in _database_findings() if code == "W031"]
+
+        assert message.startswith("The database 'default' does not have the tables ")
+        assert message.endswith("missing_state.")
+
+    def test_a_file_of_sqlite_makes_them_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.http.checks.STATE_TABLE", "missing_state")
+
+        assert _database_findings() == []
+
+    def test_a_database_that_cannot_count_is_reported_elsewhere(self, settings: Any) -> None:
+        settings.QUOTA = {"STORE": "database", "DATABASE": "nowhere"}
+
+        assert _database_findings() == []
 
 
 @pytest.mark.parametrize(
