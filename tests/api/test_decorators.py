@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
-from django.test import override_settings
+from django.test import RequestFactory, override_settings
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
@@ -94,6 +94,20 @@ class TestKindsOfViews:
 
         assert [rule.name for rule in rules_of_view(get(), limited)] == ["limit"]
 
+    @pytest.mark.parametrize(
+        ("method", "names"),
+        [
+            pytest.param("HEAD", ["limit"], id="HEAD, which get() answers"),
+            pytest.param("POST", [], id="a method without a limit"),
+            pytest.param("HELPER", [], id="no method of HTTP"),
+        ],
+    )
+    def test_the_limit_of_a_method_is_that_of_the_requests_that_it_answers(self, method: str, names: list[str]) -> None:
+        limit = quota("2/m", name="limit")(Sync.get)
+        view = derived(Sync, get=limit, helper=limit).as_view()
+
+        assert [rule.name for rule in rules_of_view(RequestFactory().generic(method, "/"), view)] == names
+
     @pytest.mark.parametrize("cls", [Sync, Async])
     @pytest.mark.parametrize("way", WAYS)
     def test_two_classes_that_inherit_a_limit_never_share_it(self, way: str, cls: type[View]) -> None:
@@ -109,6 +123,9 @@ class TestKindsOfViews:
                 lambda: quota("1/m")(type("NoView", (), {})), "without dispatch", id="a class that is no view"
             ),
             pytest.param(lambda: quota("1/m")(plain)("no request"), "got no request", id="a call without a request"),
+            pytest.param(
+                lambda: quota("1/m")(lambda *_: plain(None))("a", "b", get()), "got no request", id="a late request"
+            ),
             pytest.param(lambda: quota("1/m")(None), ".", id="None"),  # type: ignore[type-var]
             pytest.param(lambda: quota(plain)(get()), r"no parentheses on .*\.plain\. Write it", id="no parentheses"),
             pytest.param(

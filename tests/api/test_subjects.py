@@ -17,6 +17,7 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.sessions.backends import cache, db, signed_cookies
 from django.contrib.sessions.models import Session
+from django.core.exceptions import SynchronousOnlyOperation
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import ResolverMatch, path, re_path
@@ -28,7 +29,7 @@ from django_quota import Subject, acheck, ban, check, concurrency, counter, quot
 from django_quota.adapters import digest
 from django_quota.core.errors import SubjectKeyError
 from django_quota.core.keys import digested
-from django_quota.exceptions import QuotaExceeded, RateError, RuleError
+from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import parse_override_input, parse_subject_input
 from django_quota.subjects.subject import named_subject, override_subject, parts_of
@@ -185,6 +186,22 @@ def test_a_moved_boundary_between_parts_gives_another_subject(a: str, b: str, c:
 
 
 # --- one name for each subject ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        pytest.param("a" * 200, "a" * 200, id="200 characters"),
+        pytest.param("+" * 66 + "aa", "%2B" * 66 + "aa", id="200 once escaped"),
+    ],
+)
+def test_a_value_of_200_characters_is_shown(value: str, found: str) -> None:
+    assert Subject("org", value) == f"org:{found}"
+
+
+def test_at_most_twenty_plus_signs_of_a_subject_join_parts() -> None:
+    assert len(parts_of("+".join(["org:1"] * 30))) == 21
+
 
 LONG = "k" * 201
 ODD = {
@@ -354,6 +371,24 @@ class TestFunctions:
         loop = asyncio.run(ask())
         assert (calls[0], calls[1] is loop) == (loop, False)
 
+    def test_a_function_that_queries_the_database_is_an_error_of_a_sync_call_in_a_loop(self) -> None:
+        async def ask() -> None:
+            check("1/m", request(), key=queries, name="queries")
+
+        with pytest.raises(SynchronousOnlyOperation):
+            asyncio.run(ask())
+
+    def test_an_async_function_is_an_error_of_a_sync_call_in_a_loop_that_says_what_to_do(self) -> None:
+        async def ask() -> None:
+            check("1/m", request(), key=by_organization_later, name="later")
+
+        with pytest.raises(ConfigurationError, match=r"^by_organization_later is async and cannot .* Use the async"):
+            asyncio.run(ask())
+
+    def test_an_error_of_an_async_function_reaches_a_sync_caller(self) -> None:
+        with pytest.raises(RuntimeError, match="the site is closed"):
+            check("1/m", request(), key=fails_later, name="fails")
+
 
 @pytest.mark.parametrize(
     ("key", "text"),
@@ -416,6 +451,14 @@ def by_organization(request: Any) -> Subject:
 
 async def by_organization_later(request: Any) -> Subject:
     return by_organization(request)
+
+
+async def fails_later(request: Any) -> str:
+    raise RuntimeError("the site is closed")
+
+
+def queries(request: Any) -> str:
+    return str(async_unsafe(str)("x"))
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -497,6 +540,11 @@ def test_of_a_field_that_is_longer_than_any_name_the_case_counts(length: int, is
 UNKNOWN = "a" * 32
 
 
+class Sku:
+    def __str__(self) -> str:
+        return "sku-7"
+
+
 def with_arguments(**kwargs: Any) -> HttpRequest:
     made = request()
     made.resolver_match = ResolverMatch(request, (), kwargs)
@@ -508,7 +556,8 @@ def with_arguments(**kwargs: Any) -> HttpRequest:
     [
         pytest.param(0, "kwarg.pk:0", id="zero"),
         pytest.param("a+ip:1%\n", "kwarg.pk:a%2Bip:1%25%0A", id="odd characters"),
-        pytest.param(SimpleNamespace(a=1), "kwarg.pk:namespace(a=1)", id="an object"),
+        pytest.param(SimpleNamespace(a=1), "kwarg.pk:namespace(a=1)", id="an object that is shown by its values"),
+        pytest.param(Sku(), "kwarg.pk:sku-7", id="an object with a string of its own"),
     ],
 )
 def test_the_argument_names_the_subject(value: object, found: str) -> None:
