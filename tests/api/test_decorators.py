@@ -94,6 +94,18 @@ class TestKindsOfViews:
 
         assert [rule.name for rule in rules_of_view(get(), limited)] == ["limit"]
 
+    def test_a_view_without_a_hash_may_be_limited_too(self) -> None:
+        class Unhashable:
+            __hash__ = None  # type: ignore[assignment]
+
+            def __call__(self, request: Any) -> HttpResponse:
+                return HttpResponse("ok")
+
+        view: Any = Unhashable()
+
+        assert rules_of_view(get(), view) == []
+        assert [rule.name for rule in rules_of_view(get(), quota("2/m", name="limit")(view))] == ["limit"]
+
     @pytest.mark.parametrize(
         ("method", "names"),
         [
