@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from celery import Task
@@ -381,7 +381,9 @@ def test_a_worker_tries_for_five_minutes_to_publish_a_task_again(site: Site, mon
 
     (options,) = sent
     policy = options["retry_policy"]
-    waits = fxrange(policy["interval_start"], policy["interval_max"], policy["interval_step"], repeatlast=True)
+    waits = cast("Any", fxrange)(
+        policy["interval_start"], policy["interval_max"], policy["interval_step"], repeatlast=True
+    )
     assert options["retry"] is True
     assert round(sum(islice(waits, policy["max_retries"]))) == 297
 

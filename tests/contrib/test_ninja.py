@@ -534,7 +534,8 @@ def test_e035_is_found_of_the_method_of_a_class(settings: Any) -> None:
 
 
 def test_e035_is_found_for_one_of_two_limits(settings: Any) -> None:
-    def authenticate(request: HttpRequest) -> dict[str, Any]: ...
+    def authenticate(request: HttpRequest) -> dict[str, Any]:
+        return {}
 
     by_both = lambda search: limits("9/m", key="ip")(limits("1/m")(search))  # noqa: E731
 

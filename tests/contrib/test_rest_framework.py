@@ -568,7 +568,7 @@ class TestTheFrameworksThrottles:
         request = APIRequestFactory().get("/", headers={"X-Tenant": "a"})
         view_of(ByTenant)(request)
 
-        assert request.quota.rule == f"{__name__}.ByTenant"  # type: ignore[attr-defined]
+        assert request.quota.rule == f"{__name__}.ByTenant"
 
     def test_a_rule_by_user_waits_for_a_throttle_that_does_not_limit_the_user(self, settings: Any) -> None:
         at(settings, visitors=view_of(Anonymous))
@@ -593,7 +593,7 @@ class TestTheFrameworksThrottles:
         [pytest.param(QuotaThrottle, None, id="without a wait"), pytest.param(Burst, "30", id="with the framework's")],
     )
     def test_a_subclass_may_refuse_by_itself(self, base: Any, wait: str | None) -> None:
-        class Closed(base):  # type: ignore[misc]
+        class Closed(base):
             history, now = (0.0, 0.0), 0.0  # for `wait()` of the framework
 
             def allow_request(self, request: Any, view: Any) -> bool:

@@ -255,7 +255,7 @@ class QuotaThrottle(_QuotaMixin, throttling.BaseThrottle):
         return self._is_allowed(self._entries(request, view) if is_answered else (), request, view)
 
     def _entries(self, request: Any, view: Any) -> list[ThrottleRule]:
-        scope = getattr(view, "throttle_scope", None)
+        scope: Any = getattr(view, "throttle_scope", None)
         names = [*quota_rules_of(view, getattr(request, "_request", request).method)]
         if scope in current().rules:
             names.append(scope)
