@@ -64,6 +64,7 @@ def test_a_good_configuration_has_no_findings(quota: Any) -> None:
         pytest.param({"anonymous": "1/m", "pro": "9/m"}, "'authenticated'", id="one of the default tiers"),
         pytest.param({"default": "1/m", "pro": "9/m"}, "", id="default"),
         pytest.param({"anonymous": "1/m", "authenticated": "2/m", "pro": "9/m"}, "", id="both default tiers"),
+        pytest.param({"anonymous": "1/m", "authenticated": "2/m"}, "", id="the default tiers alone"),
     ],
 )
 def test_a_tier_function_without_a_tier_for_all_others_is_a_warning(tiers: Any, missing: str) -> None:
@@ -86,6 +87,7 @@ def test_a_tier_function_of_a_slot_needs_a_tier_for_all_others_too() -> None:
     [
         pytest.param({"rate": "10/m", "cost": 11}, "cost=11, and a limit of 10:", id="a cost above the limit"),
         pytest.param({"rate": "10/m", "cost": 10}, "", id="a cost of the whole limit"),
+        pytest.param({"rate": "1/m", "cost": 2}, "cost=2, and a limit of 1:", id="a limit of one"),
         pytest.param({"rate": ["99/h", "10/m"], "cost": 50}, "cost=50, and a limit of 10:", id="one of two rates"),
         pytest.param({"rate": "9/m", "costs": {"page": 50}}, "costs['page']=50, and a", id="the cost of a view"),
         pytest.param({"rate": {"anonymous": "5/m", "authenticated": "60/m"}, "cost": 50}, "", id="room in one tier"),
@@ -406,6 +408,7 @@ API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
     ("api", "beside", "is_guarded"),
     [
         ({}, {}, True), ({}, {"match": ["/api", "/x/"]}, True), ({}, {"key": "user_or_ip"}, True),
+        ({}, {"key": "ip/24"}, True), ({"rate": None}, {"match": "/x/"}, True),
         ({}, {"match": "/api/v1/"}, False), ({}, {"match": {"path": "/", "host": "x.org"}}, False),
         *(({}, fewer, False) for fewer in ({"shadow": True}, {"block": False}, {"methods": ["POST"]}, {"rate": None})),
         ({"methods": ["POST"]}, {"methods": ["POST", "PUT"]}, True),
@@ -452,7 +455,7 @@ def test_w047_a_rule_with_prefetch_is_decided_together_with_one_without(
 ) -> None:
     rules: dict[str, Any] = {"hot": {"rate": "9000/m", "match": "/api/", "prefetch": True}}
     rules["day"] = {"rate": "9/d", "match": "/api/", **other}
-    found = found_on(settings, rules, path("api/", page), only="W047")
+    found = found_on(settings, rules, path("api/", page), path("api/more/", page), only="W047")
     assert [each[:4] for each in found] == ["W047"] * is_mixed
 
 
@@ -672,6 +675,7 @@ def test_w030_a_rule_that_misses_urls_of_two_views_is_reported_once(settings: An
         pytest.param(HOOKS, {"match": "/hook/", "exclude": "/hook"}, id="the other is excluded"),
         pytest.param(SUFFIXES[0], {"match": "/"}, id="all paths"),
         pytest.param(SUFFIXES[0], {"match": "re:^/users"}, id="a regex"),
+        pytest.param(SUFFIXES[0], {"match": ["/users/", "re:^/users.json"]}, id="a regex beside a path"),
         pytest.param(SUFFIXES[0], {"match": ["/users/", "/users.*"]}, id="suffixes are listed"),
         pytest.param(SUFFIXES[0], {"match": f"{__name__}.page"}, id="the view"),
         pytest.param(VERSIONED, {"match": "/v2/"}, id="one version of two"),

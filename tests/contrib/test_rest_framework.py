@@ -971,6 +971,7 @@ class TestChecks:
             (BY_SESSION.as_view(), {}, []),
             # What the framework calls after it has read the token knows the user.
             (function_of(*UNTHROTTLED, quota("2/m", key="user")), {"match": "/other/"}, []),
+            (function_of(*UNTHROTTLED, concurrency(1, key="user")), {"match": "/other/"}, []),
             (over(function_of(*UNTHROTTLED)), {"match": "/other/"}, ["W017"]),
             (view_of(Guarded), {}, ["W017", "W018"]),
             (view_of(Guarded, QuotaThrottle), {}, ["W018"]),
