@@ -613,6 +613,7 @@ class TestTheFrameworksThrottles:
         [
             ("192.0.2.1:4711", "ip:192.0.2.1"), ("2001:db8::1", "ip:2001:db8::/64"),
             ("[2001:db8::1]:4711", "ip:2001:db8::/64"), ("192.0.2.1+user:7", "throttle:[0-9a-f]{32}"),
+            ("None", "throttle:[0-9a-f]{32}"),
         ],
     )  # fmt: skip
     def test_a_port_behind_the_address_of_a_client_makes_no_new_client(self, sent: str, subject: str) -> None:
