@@ -12,7 +12,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
-from django_quota import check, quota
+from django_quota import check, peek, quota
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.http.request_rules import rules_of_view
 from tests.support.calls import get, limits_of_each_call, run
@@ -30,6 +30,15 @@ def plain(request: Any) -> HttpResponse:
 
 async def plain_async(request: Any) -> HttpResponse:
     return HttpResponse("ok")
+
+
+def handed_on(request: Any) -> Any:
+    """A sync function that returns what must be awaited, as decorators of a site do."""
+    return plain_async(request)
+
+
+async def fails(request: Any) -> HttpResponse:
+    raise ZeroDivisionError
 
 
 async def acost(request: HttpRequest) -> int:
@@ -72,7 +81,7 @@ def test_an_empty_name_is_an_error() -> None:
 
 
 class TestKindsOfViews:
-    @pytest.mark.parametrize("view", [plain, plain_async, CallableAsync()])
+    @pytest.mark.parametrize("view", [plain, plain_async, CallableAsync(), handed_on])
     def test_a_function_is_limited(self, view: Any) -> None:
         limited = quota("2/m")(view)
         assert statuses(limited) == [200, 200, 429]
@@ -150,6 +159,16 @@ class TestKindsOfViews:
     def test_what_cannot_be_limited_is_refused(self, use: Callable[[], Any], words: str) -> None:
         with pytest.raises(ConfigurationError, match=words):
             use()
+
+
+@pytest.mark.parametrize("view", [fails, lambda request: fails(request)], ids=["async", "handed on"])  # noqa: PLW0108
+def test_an_async_view_that_fails_is_settled(view: Any) -> None:
+    limited = quota("1000/h", name="failing", cost=9, settle=lambda request, response: response.status_code)(view)
+
+    with pytest.raises(ZeroDivisionError):
+        run(limited)
+
+    assert peek("1000/h", "ip:192.0.2.1", name="failing").used == 500
 
 
 def test_two_rules_of_one_name_count_apart_by_their_keys() -> None:

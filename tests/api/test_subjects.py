@@ -22,6 +22,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import ResolverMatch, path, re_path
 from django.utils.asyncio import async_unsafe
+from django.utils.functional import SimpleLazyObject
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ from django_quota.core.keys import digested
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import parse_override_input, parse_subject_input
+from django_quota.subjects.keys import is_given_by
 from django_quota.subjects.subject import named_subject, override_subject, parts_of
 from django_quota.types import QuotaRequest
 from tests.support.calls import always, asubject_of, both, calls_in, fetch, subject_of
@@ -338,6 +340,12 @@ class TestFunctions:
     def test_no_value_falls_back_to_the_ip(self, value: Any) -> None:
         assert subject(always(value)) == IP
 
+    @pytest.mark.parametrize(
+        ("user", "found"), [(User(pk=42), "user:42"), (AnonymousUser(), IP)], ids=["a user", "a visitor"]
+    )
+    def test_the_lazy_user_of_the_request_is_the_subject_of_the_user(self, user: Any, found: str) -> None:
+        assert subject(user_of, with_user(SimpleLazyObject(lambda: user))) == found
+
     def test_a_user_is_the_subject_of_the_user(self) -> None:
         assert subject(always(User(pk=42))) == "user:42"
 
@@ -453,6 +461,10 @@ async def by_organization_later(request: Any) -> Subject:
     return by_organization(request)
 
 
+def user_of(request: Any) -> Any:
+    return request.user
+
+
 async def fails_later(request: Any) -> str:
     raise RuntimeError("the site is closed")
 
@@ -533,6 +545,58 @@ def test_of_a_field_that_is_longer_than_any_name_the_case_counts(length: int, is
     found = {subject_of("get:token", RequestFactory().get("/", {"token": letter * length})) for letter in "aA"}
 
     assert len(found) == (1 if is_one else 2)
+
+
+# --- which subjects a key makes ---------------------------------------------------------------------------------------
+
+
+def by_account(request: HttpRequest) -> str:
+    return "account"
+
+
+@pytest.mark.parametrize(
+    ("keys", "subject", "known", "is_group", "expected"),
+    [
+        pytest.param(("user",), "user:42", (), False, True, id="user: a user"),
+        pytest.param(("user_or_ip",), "user:42", (), False, True, id="user or ip: a user"),
+        pytest.param(("user",), IP, (), False, True, id="user: a visitor"),
+        pytest.param(("user",), "org:7", (), False, False, id="user: another kind"),
+        pytest.param(("user",), "throttle:0a", (), False, True, id="user: the key of a throttle"),
+        pytest.param(("user",), "*", (), False, True, id="user: everybody"),
+        pytest.param(("user",), "user:*", (), False, True, id="user: all users"),
+        pytest.param(("ip",), IP, (), False, True, id="ip: an address"),
+        pytest.param(("ip",), "ip:*", (), False, True, id="ip: all addresses"),
+        pytest.param(("ip",), "ip:192.0.2.0/24", (), False, False, id="ip: a network"),
+        pytest.param(("ip",), "ip:192.0.2.0/24", (), True, True, id="ip: an override of a network"),
+        pytest.param(("ip",), "ip:2001:db8::/64", (), False, True, id="ip: an address of IPv6"),
+        pytest.param(("ip",), "ip:2001:db8::/48", (), False, False, id="ip: a network of IPv6"),
+        pytest.param(("ip/24",), "ip:192.0.2.0/24", (), False, True, id="network: its size"),
+        pytest.param(("ip/24",), "ip:2001:db8::/64", (), False, True, id="network: IPv6 as in the settings"),
+        pytest.param(("ip/24,48",), "ip:2001:db8::/48", (), False, True, id="network: its size of IPv6"),
+        pytest.param(("ip/24",), IP, (), True, False, id="network: an override of one address"),
+        pytest.param(("global",), "global", (), False, True, id="global: itself"),
+        pytest.param(("global",), IP, (), False, False, id="global: an address"),
+        pytest.param(("path",), "path:/a/", (), False, True, id="path: itself"),
+        pytest.param(("path",), IP, (), False, False, id="path: an address"),
+        pytest.param(("header: X-Key ",), "header.x-key:0a", (), False, True, id="header: its own"),
+        pytest.param(("header:X-Key",), "header.x-other:0a", (), False, False, id="header: another one"),
+        pytest.param(("cookie:Device",), "cookie.Device:0a", (), False, True, id="cookie: its own"),
+        pytest.param(("cookie:Device",), "cookie.device:0a", (), False, False, id="cookie: another one"),
+        pytest.param(("user", "path"), "user:42+path:/a/", (), False, True, id="two parts"),
+        pytest.param(("user", "path"), "user:42", (), False, False, id="one of two parts"),
+        pytest.param((), "org:7", (), False, True, id="unknown parts"),
+        pytest.param((by_account,), "org:7", (), False, True, id="function: any kind"),
+        pytest.param((by_account,), "ip:192.0.2.0/24", (), False, True, id="function: a network"),
+        pytest.param(("shop.by_account",), "key.shop.by_account:7", (), False, True, id="function: its own kind"),
+        pytest.param((by_account,), "header.x-key:0a", (), False, False, id="function: the kind of a header"),
+        pytest.param((by_account,), "org:8", ("org:7",), False, True, id="function: a kind that it has made"),
+        pytest.param((by_account,), "user:42", ("org:7",), False, False, id="function: one that it has not made"),
+        pytest.param((by_account,), "user:42", (IP,), False, True, id="function: only visitors so far"),
+        pytest.param(("ip", by_account), f"{IP}+org:8", ("org:7",), False, True, id="function: of other parts so far"),
+    ],
+)
+def test_a_key_makes_subjects_of_its_kinds(keys: Any, subject: str, known: Any, is_group: bool, expected: bool) -> None:
+    assert is_given_by(keys, subject, known, is_group=is_group) is expected
 
 
 # --- arguments of the URL, and the session ----------------------------------------------------------------------------
