@@ -55,6 +55,14 @@ class Async(View):
         return HttpResponse("ok")
 
 
+def own_setup(self: Any, *args: Any, **kwargs: Any) -> None:
+    View.setup(self, *args, **kwargs)
+
+
+def own_dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return View.dispatch(self, *args, **kwargs)
+
+
 class CallableAsync:
     async def __call__(self, request: Any) -> HttpResponse:
         return HttpResponse("ok")
@@ -102,6 +110,21 @@ class TestKindsOfViews:
         limited = WAYS[way](Sync, quota("2/m", name="limit")).as_view()
 
         assert [rule.name for rule in rules_of_view(get(), limited)] == ["limit"]
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda cls: derived(cls, setup=own_setup).as_view(), id="it sets up itself"),
+            pytest.param(lambda cls: derived(cls, dispatch=own_dispatch).as_view(), id="it dispatches itself"),
+            pytest.param(lambda cls: cls.as_view(http_method_names=["get"]), id="as_view() names the methods"),
+            pytest.param(lambda cls: csrf_exempt(cls.as_view()), id="below a decorator"),
+        ],
+    )
+    def test_the_limit_of_a_method_is_not_known_before_where_other_code_may_run_first(self, make: Any) -> None:
+        view = make(derived(Sync, get=quota("2/m", name="limit")(Sync.get)))
+
+        assert rules_of_view(get(), view) == []
+        assert statuses(view) == [200, 200, 429]
 
     def test_a_view_without_a_hash_may_be_limited_too(self) -> None:
         class Unhashable:

@@ -985,6 +985,13 @@ class TestWhileRedisIsAway:
             [OURS, MODEL], {"30/10m": ["username", "ip"], "30/h": "username"}, ["W019"], id="no higher limit by name"
         ),
         pytest.param([OURS, MODEL], {"30/10m": ["username", "ip"], "31/h": "username"}, [], id="a higher one by name"),
+        pytest.param([OURS, MODEL], {"5/10m; 100/h": "username"}, ["W019"], id="two rates by name, one of them low"),
+        pytest.param(
+            [OURS, MODEL],
+            {"5/10m; 50/h": ["username", "ip"], "30/h": "username"},
+            [],
+            id="higher by name than the lowest of two",
+        ),
         pytest.param([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "allow"}, ["W044"], id="fails open"),
         pytest.param([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "local"}, [], id="counts in the process"),
         pytest.param([f"{HERE}.Captcha", "nowhere.Backend", MODEL], None, [], id="a subclass of ours"),
