@@ -349,6 +349,16 @@ class TestFunctions:
     def test_a_user_is_the_subject_of_the_user(self) -> None:
         assert subject(always(User(pk=42))) == "user:42"
 
+    @pytest.mark.parametrize(
+        "value", [{"a": 1}, ["a"], {"a"}, ("a",), object()], ids=lambda value: type(value).__name__
+    )
+    def test_what_identifies_nobody_is_an_error_that_names_its_class(self, value: Any) -> None:
+        name = type(value).__name__
+        with pytest.raises(
+            RuleError, match=rf"key returned {name}, which identifies nobody\. Return a string, a number"
+        ):
+            subject_of(always(value), request())
+
     @pytest.mark.parametrize("value", [0, False, "x", 3.5])
     def test_a_value_is_a_subject_of_the_function(self, value: Any) -> None:
         assert subject(always(value)) == f"key.tests.support.calls.always.<locals>.key:{value}"
@@ -406,7 +416,7 @@ class TestFunctions:
         ("post:", "for example, 'post:phone'"), ("json", "'json:phone'"), ("ip-24", "Did you mean 'ip/24'"),
         ("header:HTTP_X_API_KEY", r"as request\.META does\. Write 'header:X-Api-Key'"),
         ((), "is empty. Use, for example, 'ip'"), ("json:", "is not a path. Use, for example, 'json:phone'"),
-        ("json:user..email", "is not a path. Use"),
+        ("json:user..email", "is not a path. Use"), ("hedaer:x.y", "key='hedaer:x.y' is not a key"),
         ("", "is not a key"), (None, "is not a key"), (("ip", 5), "is not a key"), ("ip:", "is not a key"),
         ("tests.nowhere.key", "cannot be imported"), ("tests.api.test_subjects.nothing", "cannot be imported"),
         ("tests.api.test_subjects.SECRET", "is str. Use a function of the request"), ("..a", "cannot be imp"),

@@ -39,14 +39,15 @@ class ImmediateHttpResponse(Exception):  # noqa: N818 — its name in allauth
 def allauth(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The adapter of a site, and the signal of a password reset."""
     reset = Signal()
-    for name, members in {
+    stand_ins: dict[str, dict[str, Any]] = {
         "allauth": {},
         "allauth.account": {},
         "allauth.account.adapter": {"DefaultAccountAdapter": Adapter},
         "allauth.account.signals": {"password_reset": reset},
         "allauth.core": {},
         "allauth.core.exceptions": {"ImmediateHttpResponse": ImmediateHttpResponse},
-    }.items():
+    }
+    for name, members in stand_ins.items():
         stand_in = ModuleType(name)
         vars(stand_in).update(members)
         monkeypatch.setitem(sys.modules, name, stand_in)

@@ -347,7 +347,13 @@ class TestWhoIsLimited:
 
         assert {outcome.subject for outcome in request.quota.outcomes} == {"ip:192.0.2.1"}
 
-    @pytest.mark.parametrize(("key", "known"), [("ip", "ip/24,64"), ("header:x-key", "header:x-key")])
+    @pytest.mark.parametrize(
+        ("key", "known"),
+        [
+            ("ip", "ip/24,64"), ("header:x-key", "header:x-key"), (of_the_group, "user_or_ip"),
+            (f"{__name__}.of_the_group", "user_or_ip"),
+        ],
+    )  # fmt: skip
     def test_the_mask_is_known_of_limits_by_address(self, key: str, known: str, settings: Any) -> None:
         settings.RATELIMIT_IPV4_MASK = 24
         rule = rule_of_group(GroupLimit("g", key, "1/m"), "1/m")
