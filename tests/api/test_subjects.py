@@ -359,7 +359,11 @@ class TestFunctions:
         ):
             subject_of(always(value), request())
 
-    @pytest.mark.parametrize("value", [0, False, "x", 3.5])
+    @pytest.mark.parametrize(
+        "value",
+        [0, False, "x", 3.5, SimpleNamespace(pk=7), SimpleNamespace(is_authenticated=True)],
+        ids=["zero", "False", "a string", "a fraction", "an object with a key", "an object that is no user"],
+    )
     def test_a_value_is_a_subject_of_the_function(self, value: Any) -> None:
         assert subject(always(value)) == f"key.tests.support.calls.always.<locals>.key:{value}"
 
