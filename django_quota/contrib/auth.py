@@ -290,7 +290,7 @@ def _check_names(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
 
 def _check_open(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
     """Find limits on logins that allow everything without the store."""
-    if rules and rules[0].on_unavailable == "allow":  # all have the same
+    if rules[0].on_unavailable == "allow":  # all have the same
         yield CheckWarning(
             'QUOTA["LOGIN"] has on_unavailable="allow": it fails open. While the store does not answer, anybody may '
             "guess passwords without a limit.",

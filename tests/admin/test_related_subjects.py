@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.management.base import CommandError
 from django.http import HttpRequest
+from django.template import engines
 from django.test import Client
 
 from django_quota import Subject, ban, check
@@ -292,3 +293,9 @@ class TestOverrideForm:
 
     def test_a_subject_of_the_kind_that_the_rule_counts_has_no_problem(self) -> None:
         assert override_problems("units", "org:8") == []
+
+
+def test_a_template_without_a_request_links_no_pages_of_a_user() -> None:
+    template = engines["django"].from_string("{% load quota_users %}{% quota_user_links user as links %}{{ links }}")
+
+    assert template.render({"user": User(pk=42)}) == "[]"

@@ -122,9 +122,11 @@ class TestARequestThatWrapsDjangos:
         assert client_ip(wrapped) == "127.0.0.1"
 
 
-@pytest.mark.parametrize(("network", "is_one"), [("127.0.0.0/8", True), ("10.0.0.0/8", False)])
-def test_a_client_is_exempt_in_a_network_of_the_settings(network: str, is_one: bool, settings: Any) -> None:
-    settings.QUOTA = {"EXEMPT": [network]}
+@pytest.mark.parametrize(
+    ("networks", "is_one"), [(["127.0.0.0/8"], True), (["10.0.0.0/8"], False), ([], False)], ids=str
+)
+def test_a_client_is_exempt_in_a_network_of_the_settings(networks: list[str], is_one: bool, settings: Any) -> None:
+    settings.QUOTA = {"EXEMPT": networks}
 
     assert is_exempt(SimpleNamespace(_request=request_by())) is is_one
 

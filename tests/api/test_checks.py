@@ -64,6 +64,7 @@ def test_a_good_configuration_has_no_findings(quota: Any) -> None:
         pytest.param({"anonymous": "1/m", "pro": "9/m"}, "'authenticated'", id="one of the default tiers"),
         pytest.param({"default": "1/m", "pro": "9/m"}, "", id="default"),
         pytest.param({"anonymous": "1/m", "authenticated": "2/m", "pro": "9/m"}, "", id="both default tiers"),
+        pytest.param({"anonymous": "1/m", "authenticated": "2/m"}, "", id="the default tiers alone"),
     ],
 )
 def test_a_tier_function_without_a_tier_for_all_others_is_a_warning(tiers: Any, missing: str) -> None:
@@ -86,6 +87,7 @@ def test_a_tier_function_of_a_slot_needs_a_tier_for_all_others_too() -> None:
     [
         pytest.param({"rate": "10/m", "cost": 11}, "cost=11, and a limit of 10:", id="a cost above the limit"),
         pytest.param({"rate": "10/m", "cost": 10}, "", id="a cost of the whole limit"),
+        pytest.param({"rate": "1/m", "cost": 2}, "cost=2, and a limit of 1:", id="a limit of one"),
         pytest.param({"rate": ["99/h", "10/m"], "cost": 50}, "cost=50, and a limit of 10:", id="one of two rates"),
         pytest.param({"rate": "9/m", "costs": {"page": 50}}, "costs['page']=50, and a", id="the cost of a view"),
         pytest.param({"rate": {"anonymous": "5/m", "authenticated": "60/m"}, "cost": 50}, "", id="room in one tier"),
@@ -103,18 +105,23 @@ def test_w051_a_cost_above_the_limit(options: Any, names: str, settings: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("rate", "store", "warned"),
+    ("rate", "store", "quota", "warned"),
     [
-        ("1000/d", None, False),
-        ("1000/month", None, True),
-        ({"anonymous": "5/d", "authenticated": "1000/week"}, None, True),
-        ("1000/month", "database", False),
+        ("1000/d", None, {}, False),
+        ("1000/month", None, {}, True),
+        ({"anonymous": "5/d", "authenticated": "1000/week"}, None, {}, True),
+        ("1000/month", "database", {}, False),
+        ("1000/month", None, {"REDIS": REDIS["LOCATION"]}, False),
+        ("1000/month", None, {"STORE": "memory"}, False),
     ],
-    ids=["a day", "a month", "a week of one tier", "a month in the database"],
+    ids=["a day", "a month", "a week of one tier", "a month in the database", "a Redis of its own", "in memory"],
 )
-def test_long_periods_in_a_cache_are_a_warning_of_deploy(settings: Any, rate: Any, store: Any, warned: bool) -> None:
+def test_long_periods_in_a_cache_are_a_warning_of_deploy(
+    settings: Any, rate: Any, store: Any, quota: Any, warned: bool
+) -> None:
     settings.CACHES = {"default": REDIS}
-    settings.QUOTA = {"RULES": {"api": {"rate": rate, "algorithm": "calendar", "store": store, "match": "/"}}}
+    rule = {"rate": rate, "algorithm": "calendar", "store": store, "match": "/"}
+    settings.QUOTA = {**quota, "RULES": {"api": rule}}
     found = run_checks(tags=["django_quota"], include_deployment_checks=True)
     assert ("django_quota.W050" in [each.id for each in found]) == warned
 
@@ -140,6 +147,12 @@ def test_w002_the_template_for_refused_visitors_is_missing(template: str, is_fou
     says = f"The template {template!r} for refused visitors is not found: they get plain text."
 
     assert [found.msg for found in findings({"TEMPLATE": template})] == ([] if is_found else [says])
+
+
+def test_w022_a_site_without_users_has_no_logins_to_limit(settings: Any) -> None:
+    settings.INSTALLED_APPS = ["django_quota"]
+
+    assert findings({"LOGIN": {"5/m": "username"}}) == []
 
 
 def test_w002_a_site_without_templates_needs_none(settings: Any) -> None:
@@ -209,6 +222,8 @@ def test_the_finding_for_a_wrong_rule_says_what_to_write(value: Any, code: str, 
         (5, [("E001", "QUOTA is int", "Use, for example, {'CACHE': 'default'}.")]),
         ({"CACHE": "defualt"}, [("E003", "'defualt'", "Did you mean 'default'?")]),
         ({"PREFXI": "p", 5: 5}, [("E015", "'PREFXI'", "Did you mean 'PREFIX'? Otherwise"), ("E015", "5", "")]),
+        ({"TEMPLATE": 5}, [("E002", 'QUOTA["TEMPLATE"]', "")]),
+        ({"STORE": "database", "DATABASE": 5}, [("E002", 'QUOTA["DATABASE"]', "")]),
         ({"RELATED": "tests.nothing.teapot"}, [("E002", 'QUOTA["RELATED"]', "Use the path of a function")]),
         ({"RELATED": ["org:7"]}, [("E002", 'QUOTA["RELATED"] is', "Use a sync function (user) -> subjects")]),
         ({"RESPONSE": "tests.nothing.teapot"}, [("E002", 'QUOTA["RESPONSE"]', "Use the path of a function")]),
@@ -393,6 +408,7 @@ API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
     ("api", "beside", "is_guarded"),
     [
         ({}, {}, True), ({}, {"match": ["/api", "/x/"]}, True), ({}, {"key": "user_or_ip"}, True),
+        ({}, {"key": "ip/24"}, True), ({"rate": None}, {"match": "/x/"}, True),
         ({}, {"match": "/api/v1/"}, False), ({}, {"match": {"path": "/", "host": "x.org"}}, False),
         *(({}, fewer, False) for fewer in ({"shadow": True}, {"block": False}, {"methods": ["POST"]}, {"rate": None})),
         ({"methods": ["POST"]}, {"methods": ["POST", "PUT"]}, True),
@@ -439,7 +455,7 @@ def test_w047_a_rule_with_prefetch_is_decided_together_with_one_without(
 ) -> None:
     rules: dict[str, Any] = {"hot": {"rate": "9000/m", "match": "/api/", "prefetch": True}}
     rules["day"] = {"rate": "9/d", "match": "/api/", **other}
-    found = found_on(settings, rules, path("api/", page), only="W047")
+    found = found_on(settings, rules, path("api/", page), path("api/more/", page), only="W047")
     assert [each[:4] for each in found] == ["W047"] * is_mixed
 
 
@@ -659,6 +675,7 @@ def test_w030_a_rule_that_misses_urls_of_two_views_is_reported_once(settings: An
         pytest.param(HOOKS, {"match": "/hook/", "exclude": "/hook"}, id="the other is excluded"),
         pytest.param(SUFFIXES[0], {"match": "/"}, id="all paths"),
         pytest.param(SUFFIXES[0], {"match": "re:^/users"}, id="a regex"),
+        pytest.param(SUFFIXES[0], {"match": ["/users/", "re:^/users.json"]}, id="a regex beside a path"),
         pytest.param(SUFFIXES[0], {"match": ["/users/", "/users.*"]}, id="suffixes are listed"),
         pytest.param(SUFFIXES[0], {"match": f"{__name__}.page"}, id="the view"),
         pytest.param(VERSIONED, {"match": "/v2/"}, id="one version of two"),
@@ -730,6 +747,32 @@ class TestW031TheTablesOfOverridesAreMissing:
             assert run_checks(tags=["database"], databases=[]) == []
 
         assert not queries.captured_queries
+
+
+@pytest.mark.usefixtures("database")
+class TestW031TheTablesOfTheStoreAreMissing:
+    @pytest.fixture(autouse=True)
+    def in_the_database(self, settings: Any) -> None:
+        settings.QUOTA = {"STORE": "database"}
+
+    def test_it_names_them_where_migrate_makes_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.http.checks.vendor_of", lambda alias: "postgresql")
+        monkeypatch.setattr("django_quota.http.checks.STATE_TABLE", "missing_state")
+
+        (message,) = [text for code, text in _database_findings() if code == "W031"]
+
+        assert message.startswith("The database 'default' does not have the tables ")
+        assert message.endswith("missing_state.")
+
+    def test_a_file_of_sqlite_makes_them_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.http.checks.STATE_TABLE", "missing_state")
+
+        assert _database_findings() == []
+
+    def test_a_database_that_cannot_count_is_reported_elsewhere(self, settings: Any) -> None:
+        settings.QUOTA = {"STORE": "database", "DATABASE": "nowhere"}
+
+        assert _database_findings() == []
 
 
 @pytest.mark.parametrize(

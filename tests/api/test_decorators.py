@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse
-from django.test import override_settings
+from django.test import RequestFactory, override_settings
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
-from django_quota import check, quota
+from django_quota import check, peek, quota
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.http.request_rules import rules_of_view
 from tests.support.calls import get, limits_of_each_call, run
@@ -32,6 +32,15 @@ async def plain_async(request: Any) -> HttpResponse:
     return HttpResponse("ok")
 
 
+def handed_on(request: Any) -> Any:
+    """A sync function that returns what must be awaited, as decorators of a site do."""
+    return plain_async(request)
+
+
+async def fails(request: Any) -> HttpResponse:
+    raise ZeroDivisionError
+
+
 async def acost(request: HttpRequest) -> int:
     return 1
 
@@ -44,6 +53,14 @@ class Sync(View):
 class Async(View):
     async def get(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse("ok")
+
+
+def own_setup(self: Any, *args: Any, **kwargs: Any) -> None:
+    View.setup(self, *args, **kwargs)
+
+
+def own_dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return View.dispatch(self, *args, **kwargs)
 
 
 class CallableAsync:
@@ -72,7 +89,7 @@ def test_an_empty_name_is_an_error() -> None:
 
 
 class TestKindsOfViews:
-    @pytest.mark.parametrize("view", [plain, plain_async, CallableAsync()])
+    @pytest.mark.parametrize("view", [plain, plain_async, CallableAsync(), handed_on])
     def test_a_function_is_limited(self, view: Any) -> None:
         limited = quota("2/m")(view)
         assert statuses(limited) == [200, 200, 429]
@@ -94,6 +111,47 @@ class TestKindsOfViews:
 
         assert [rule.name for rule in rules_of_view(get(), limited)] == ["limit"]
 
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda cls: derived(cls, setup=own_setup).as_view(), id="it sets up itself"),
+            pytest.param(lambda cls: derived(cls, dispatch=own_dispatch).as_view(), id="it dispatches itself"),
+            pytest.param(lambda cls: cls.as_view(http_method_names=["get"]), id="as_view() names the methods"),
+            pytest.param(lambda cls: csrf_exempt(cls.as_view()), id="below a decorator"),
+        ],
+    )
+    def test_the_limit_of_a_method_is_not_known_before_where_other_code_may_run_first(self, make: Any) -> None:
+        view = make(derived(Sync, get=quota("2/m", name="limit")(Sync.get)))
+
+        assert rules_of_view(get(), view) == []
+        assert statuses(view) == [200, 200, 429]
+
+    def test_a_view_without_a_hash_may_be_limited_too(self) -> None:
+        class Unhashable:
+            __hash__ = None  # type: ignore[assignment]
+
+            def __call__(self, request: Any) -> HttpResponse:
+                return HttpResponse("ok")
+
+        view: Any = Unhashable()
+
+        assert rules_of_view(get(), view) == []
+        assert [rule.name for rule in rules_of_view(get(), quota("2/m", name="limit")(view))] == ["limit"]
+
+    @pytest.mark.parametrize(
+        ("method", "names"),
+        [
+            pytest.param("HEAD", ["limit"], id="HEAD, which get() answers"),
+            pytest.param("POST", [], id="a method without a limit"),
+            pytest.param("HELPER", [], id="no method of HTTP"),
+        ],
+    )
+    def test_the_limit_of_a_method_is_that_of_the_requests_that_it_answers(self, method: str, names: list[str]) -> None:
+        limit = quota("2/m", name="limit")(Sync.get)
+        view = derived(Sync, get=limit, helper=limit).as_view()
+
+        assert [rule.name for rule in rules_of_view(RequestFactory().generic(method, "/"), view)] == names
+
     @pytest.mark.parametrize("cls", [Sync, Async])
     @pytest.mark.parametrize("way", WAYS)
     def test_two_classes_that_inherit_a_limit_never_share_it(self, way: str, cls: type[View]) -> None:
@@ -109,6 +167,9 @@ class TestKindsOfViews:
                 lambda: quota("1/m")(type("NoView", (), {})), "without dispatch", id="a class that is no view"
             ),
             pytest.param(lambda: quota("1/m")(plain)("no request"), "got no request", id="a call without a request"),
+            pytest.param(
+                lambda: quota("1/m")(lambda *_: plain(None))("a", "b", get()), "got no request", id="a late request"
+            ),
             pytest.param(lambda: quota("1/m")(None), ".", id="None"),  # type: ignore[type-var]
             pytest.param(lambda: quota(plain)(get()), r"no parentheses on .*\.plain\. Write it", id="no parentheses"),
             pytest.param(
@@ -121,6 +182,16 @@ class TestKindsOfViews:
     def test_what_cannot_be_limited_is_refused(self, use: Callable[[], Any], words: str) -> None:
         with pytest.raises(ConfigurationError, match=words):
             use()
+
+
+@pytest.mark.parametrize("view", [fails, lambda request: fails(request)], ids=["async", "handed on"])  # noqa: PLW0108
+def test_an_async_view_that_fails_is_settled(view: Any) -> None:
+    limited = quota("1000/h", name="failing", cost=9, settle=lambda request, response: response.status_code)(view)
+
+    with pytest.raises(ZeroDivisionError):
+        run(limited)
+
+    assert peek("1000/h", "ip:192.0.2.1", name="failing").used == 500
 
 
 def test_two_rules_of_one_name_count_apart_by_their_keys() -> None:

@@ -1,6 +1,7 @@
 """`limits_of`: all limits of a request or a subject, in one trip, without a hit."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -31,6 +32,12 @@ RULES: dict[str, Any] = {
     "tokens": {"rate": {"free": "100/d", "team": "1000/d"}, "tier": FORBIDDEN},
 }
 ANN = "user:7"
+
+
+class WithoutActivity(SimpleNamespace):
+    """A user of a model of the site, with some of the fields of Django's."""
+
+    is_authenticated = True
 
 
 def forbidden(request: HttpRequest) -> Any:
@@ -99,6 +106,8 @@ class TestOfARequest:
         pytest.param("staff", User(pk=7, is_staff=True), [], id="a user who is staff"),
         pytest.param("staff", User(pk=7, is_staff=True, is_active=False), ["office"], id="a user who left the staff"),
         pytest.param("staff", User(pk=7), ["office"], id="another user"),
+        pytest.param("staff", WithoutActivity(pk=7, is_staff=True), ["office"], id="a user who may have left"),
+        pytest.param("staff", WithoutActivity(pk=7, is_active=True), ["office"], id="a user of a site without staff"),
         pytest.param(["192.0.2.0/24"], "org:192.0.2.1", ["office"], id="a name that is written as an address"),
     ],
 )

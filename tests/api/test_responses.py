@@ -453,6 +453,30 @@ def test_a_limit_that_admits_nothing_has_no_bar() -> None:
     assert page.all("meter") == []
 
 
+def test_a_limit_that_admits_nothing_may_be_lifted_so_its_page_has_a_link() -> None:
+    page = Page(refusal_response(page_request(), check("0/m", "global", 5)))
+
+    assert [link["href"] for link in page.all("a")] == [""]
+
+
+def test_the_page_does_not_show_a_limit_that_only_reports() -> None:
+    limited: Any = quota("1/m", "1/h", name="one")(quota("2/h", name="trial", shadow=True, cost=2)(view))
+    with freeze(NOW):
+        assert limited(page_request()).status_code == 200
+        page = Page(limited(page_request()))
+
+    assert [(meter["max"], meter["value"]) for meter in page.all("meter")] == [("1", "1"), ("1", "1")]
+
+
+def test_a_moment_just_after_midnight_has_its_day() -> None:
+    midnight = (NOW // SECOND // 86_400 + 1) * 86_400 * SECOND
+    with freeze(midnight - SECOND):
+        outcome = check("5/m", "global", cost=6).outcomes[0]._replace(retry_after=1.0)
+        page = Page(refusal_response(page_request(), Decision.of((outcome,))))
+
+    assert "Try again at: Sept. 22, 2026, 00:00:00 UTC" in page.text
+
+
 @pytest.fixture(autouse=True)
 def in_utc() -> Iterator[None]:
     with timezone.override("UTC"):
@@ -483,6 +507,21 @@ def tags_rendered(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_pages_that_are_alike_are_rendered_once(rendering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, rendered = refused_page("1/m").html, tags_rendered(monkeypatch)
     assert refused_page("1/m", page_request("/other/?page=2")).html == first
+    assert rendered == []
+
+
+@pytest.mark.parametrize("rendering", ["remembered"], indirect=True)
+def test_the_page_of_one_client_is_that_of_another_within_a_second(
+    rendering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def page(subject: str, later: int) -> str:
+        with freeze(NOW + later):
+            refused = [check("2/m", subject, name="flood", algorithm="token_bucket") for _ in range(3)][-1]
+            return Page(refusal_response(page_request(), refused)).html
+
+    first, rendered = page("org:1", 0), tags_rendered(monkeypatch)
+
+    assert page("org:2", 876_000) == first
     assert rendered == []
 
 

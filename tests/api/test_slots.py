@@ -13,7 +13,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from django_quota import Decision, lock, slot
+from django_quota import Decision, concurrency, lock, slot
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.metrics import observe, unobserve
 from django_quota.testing import freeze
@@ -330,6 +330,22 @@ WRONG: list[tuple[str, list[Any], Callable[[Any], object]]] = [
 def test_a_wrong_argument_is_named(words: str, value: object, use: Callable[[Any], object]) -> None:
     with pytest.raises(RuleError, match=words):
         use(value)
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        pytest.param(
+            lambda: concurrency(lambda request: None),  # type: ignore[arg-type]
+            r"@concurrency has no limit on .* Write, for example, @concurrency\(10\)\.",
+            id="no parentheses",
+        ),
+        pytest.param(lambda: concurrency(1)(None), "@concurrency is on NoneType, not on a view", id="no view"),  # type: ignore[type-var]
+    ],
+)
+def test_a_decorator_without_a_limit_or_a_view_is_an_error(use: Callable[[], object], words: str) -> None:
+    with pytest.raises(RuleError, match=words):
+        use()
 
 
 @pytest.mark.parametrize(("name", "limit"), [("a", 1), ("a", 1_000_000)])

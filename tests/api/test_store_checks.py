@@ -145,6 +145,13 @@ class TestRulesThatNothingApplies:
 
         assert (note.id, note.level) == ("django_quota.W039", INFO)
         assert "has 'typo', 'code' without \"match\"" in note.msg
+        assert str(note.hint).startswith("Add a 'match', name them on a view with @quota(rule='typo'), or ask them in ")
+
+    def test_are_not_looked_for_while_a_rule_is_wrong(self) -> None:
+        with override_settings(QUOTA={"RULES": {"wrong": "5/mx", "named": "5/m", "typo": "5/m"}}):
+            found = run_checks(tags=["django_quota"], include_deployment_checks=True)
+
+        assert [each.id for each in found] == ["django_quota.E007"]
 
     def test_are_not_reported_by_the_daily_checks(self) -> None:
         assert run_checks(tags=["django_quota"]) == []

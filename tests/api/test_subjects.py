@@ -17,10 +17,12 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.sessions.backends import cache, db, signed_cookies
 from django.contrib.sessions.models import Session
+from django.core.exceptions import SynchronousOnlyOperation
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import ResolverMatch, path, re_path
 from django.utils.asyncio import async_unsafe
+from django.utils.functional import SimpleLazyObject
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -28,9 +30,10 @@ from django_quota import Subject, acheck, ban, check, concurrency, counter, quot
 from django_quota.adapters import digest
 from django_quota.core.errors import SubjectKeyError
 from django_quota.core.keys import digested
-from django_quota.exceptions import QuotaExceeded, RateError, RuleError
+from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
 from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import parse_override_input, parse_subject_input
+from django_quota.subjects.keys import is_given_by
 from django_quota.subjects.subject import named_subject, override_subject, parts_of
 from django_quota.types import QuotaRequest
 from tests.support.calls import always, asubject_of, both, calls_in, fetch, subject_of
@@ -186,6 +189,22 @@ def test_a_moved_boundary_between_parts_gives_another_subject(a: str, b: str, c:
 
 # --- one name for each subject ----------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        pytest.param("a" * 200, "a" * 200, id="200 characters"),
+        pytest.param("+" * 66 + "aa", "%2B" * 66 + "aa", id="200 once escaped"),
+    ],
+)
+def test_a_value_of_200_characters_is_shown(value: str, found: str) -> None:
+    assert Subject("org", value) == f"org:{found}"
+
+
+def test_at_most_twenty_plus_signs_of_a_subject_join_parts() -> None:
+    assert len(parts_of("+".join(["org:1"] * 30))) == 21
+
+
 LONG = "k" * 201
 ODD = {
     "an e-mail address": "ann+shop@example.org", "plus signs": "a++b+", "a percent sign": "50%", "an escape": "50%2B",
@@ -321,10 +340,30 @@ class TestFunctions:
     def test_no_value_falls_back_to_the_ip(self, value: Any) -> None:
         assert subject(always(value)) == IP
 
+    @pytest.mark.parametrize(
+        ("user", "found"), [(User(pk=42), "user:42"), (AnonymousUser(), IP)], ids=["a user", "a visitor"]
+    )
+    def test_the_lazy_user_of_the_request_is_the_subject_of_the_user(self, user: Any, found: str) -> None:
+        assert subject(user_of, with_user(SimpleLazyObject(lambda: user))) == found
+
     def test_a_user_is_the_subject_of_the_user(self) -> None:
         assert subject(always(User(pk=42))) == "user:42"
 
-    @pytest.mark.parametrize("value", [0, False, "x", 3.5])
+    @pytest.mark.parametrize(
+        "value", [{"a": 1}, ["a"], {"a"}, ("a",), object()], ids=lambda value: type(value).__name__
+    )
+    def test_what_identifies_nobody_is_an_error_that_names_its_class(self, value: Any) -> None:
+        name = type(value).__name__
+        with pytest.raises(
+            RuleError, match=rf"key returned {name}, which identifies nobody\. Return a string, a number"
+        ):
+            subject_of(always(value), request())
+
+    @pytest.mark.parametrize(
+        "value",
+        [0, False, "x", 3.5, SimpleNamespace(pk=7), SimpleNamespace(is_authenticated=True)],
+        ids=["zero", "False", "a string", "a fraction", "an object with a key", "an object that is no user"],
+    )
     def test_a_value_is_a_subject_of_the_function(self, value: Any) -> None:
         assert subject(always(value)) == f"key.tests.support.calls.always.<locals>.key:{value}"
 
@@ -354,6 +393,24 @@ class TestFunctions:
         loop = asyncio.run(ask())
         assert (calls[0], calls[1] is loop) == (loop, False)
 
+    def test_a_function_that_queries_the_database_is_an_error_of_a_sync_call_in_a_loop(self) -> None:
+        async def ask() -> None:
+            check("1/m", request(), key=queries, name="queries")
+
+        with pytest.raises(SynchronousOnlyOperation):
+            asyncio.run(ask())
+
+    def test_an_async_function_is_an_error_of_a_sync_call_in_a_loop_that_says_what_to_do(self) -> None:
+        async def ask() -> None:
+            check("1/m", request(), key=by_organization_later, name="later")
+
+        with pytest.raises(ConfigurationError, match=r"^by_organization_later is async and cannot .* Use the async"):
+            asyncio.run(ask())
+
+    def test_an_error_of_an_async_function_reaches_a_sync_caller(self) -> None:
+        with pytest.raises(RuntimeError, match="the site is closed"):
+            check("1/m", request(), key=fails_later, name="fails")
+
 
 @pytest.mark.parametrize(
     ("key", "text"),
@@ -363,7 +420,7 @@ class TestFunctions:
         ("post:", "for example, 'post:phone'"), ("json", "'json:phone'"), ("ip-24", "Did you mean 'ip/24'"),
         ("header:HTTP_X_API_KEY", r"as request\.META does\. Write 'header:X-Api-Key'"),
         ((), "is empty. Use, for example, 'ip'"), ("json:", "is not a path. Use, for example, 'json:phone'"),
-        ("json:user..email", "is not a path. Use"),
+        ("json:user..email", "is not a path. Use"), ("hedaer:x.y", "key='hedaer:x.y' is not a key"),
         ("", "is not a key"), (None, "is not a key"), (("ip", 5), "is not a key"), ("ip:", "is not a key"),
         ("tests.nowhere.key", "cannot be imported"), ("tests.api.test_subjects.nothing", "cannot be imported"),
         ("tests.api.test_subjects.SECRET", "is str. Use a function of the request"), ("..a", "cannot be imp"),
@@ -416,6 +473,18 @@ def by_organization(request: Any) -> Subject:
 
 async def by_organization_later(request: Any) -> Subject:
     return by_organization(request)
+
+
+def user_of(request: Any) -> Any:
+    return request.user
+
+
+async def fails_later(request: Any) -> str:
+    raise RuntimeError("the site is closed")
+
+
+def queries(request: Any) -> str:
+    return str(async_unsafe(str)("x"))
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -492,9 +561,66 @@ def test_of_a_field_that_is_longer_than_any_name_the_case_counts(length: int, is
     assert len(found) == (1 if is_one else 2)
 
 
+# --- which subjects a key makes ---------------------------------------------------------------------------------------
+
+
+def by_account(request: HttpRequest) -> str:
+    return "account"
+
+
+@pytest.mark.parametrize(
+    ("keys", "subject", "known", "is_group", "expected"),
+    [
+        pytest.param(("user",), "user:42", (), False, True, id="user: a user"),
+        pytest.param(("user_or_ip",), "user:42", (), False, True, id="user or ip: a user"),
+        pytest.param(("user",), IP, (), False, True, id="user: a visitor"),
+        pytest.param(("user",), "org:7", (), False, False, id="user: another kind"),
+        pytest.param(("user",), "throttle:0a", (), False, True, id="user: the key of a throttle"),
+        pytest.param(("user",), "*", (), False, True, id="user: everybody"),
+        pytest.param(("user",), "user:*", (), False, True, id="user: all users"),
+        pytest.param(("ip",), IP, (), False, True, id="ip: an address"),
+        pytest.param(("ip",), "ip:*", (), False, True, id="ip: all addresses"),
+        pytest.param(("ip",), "ip:192.0.2.0/24", (), False, False, id="ip: a network"),
+        pytest.param(("ip",), "ip:192.0.2.0/24", (), True, True, id="ip: an override of a network"),
+        pytest.param(("ip",), "ip:2001:db8::/64", (), False, True, id="ip: an address of IPv6"),
+        pytest.param(("ip",), "ip:2001:db8::/48", (), False, False, id="ip: a network of IPv6"),
+        pytest.param(("ip/24",), "ip:192.0.2.0/24", (), False, True, id="network: its size"),
+        pytest.param(("ip/24",), "ip:2001:db8::/64", (), False, True, id="network: IPv6 as in the settings"),
+        pytest.param(("ip/24,48",), "ip:2001:db8::/48", (), False, True, id="network: its size of IPv6"),
+        pytest.param(("ip/24",), IP, (), True, False, id="network: an override of one address"),
+        pytest.param(("global",), "global", (), False, True, id="global: itself"),
+        pytest.param(("global",), IP, (), False, False, id="global: an address"),
+        pytest.param(("path",), "path:/a/", (), False, True, id="path: itself"),
+        pytest.param(("path",), IP, (), False, False, id="path: an address"),
+        pytest.param(("header: X-Key ",), "header.x-key:0a", (), False, True, id="header: its own"),
+        pytest.param(("header:X-Key",), "header.x-other:0a", (), False, False, id="header: another one"),
+        pytest.param(("cookie:Device",), "cookie.Device:0a", (), False, True, id="cookie: its own"),
+        pytest.param(("cookie:Device",), "cookie.device:0a", (), False, False, id="cookie: another one"),
+        pytest.param(("user", "path"), "user:42+path:/a/", (), False, True, id="two parts"),
+        pytest.param(("user", "path"), "user:42", (), False, False, id="one of two parts"),
+        pytest.param((), "org:7", (), False, True, id="unknown parts"),
+        pytest.param((by_account,), "org:7", (), False, True, id="function: any kind"),
+        pytest.param((by_account,), "ip:192.0.2.0/24", (), False, True, id="function: a network"),
+        pytest.param(("shop.by_account",), "key.shop.by_account:7", (), False, True, id="function: its own kind"),
+        pytest.param((by_account,), "header.x-key:0a", (), False, False, id="function: the kind of a header"),
+        pytest.param((by_account,), "org:8", ("org:7",), False, True, id="function: a kind that it has made"),
+        pytest.param((by_account,), "user:42", ("org:7",), False, False, id="function: one that it has not made"),
+        pytest.param((by_account,), "user:42", (IP,), False, True, id="function: only visitors so far"),
+        pytest.param(("ip", by_account), f"{IP}+org:8", ("org:7",), False, True, id="function: of other parts so far"),
+    ],
+)
+def test_a_key_makes_subjects_of_its_kinds(keys: Any, subject: str, known: Any, is_group: bool, expected: bool) -> None:
+    assert is_given_by(keys, subject, known, is_group=is_group) is expected
+
+
 # --- arguments of the URL, and the session ----------------------------------------------------------------------------
 
 UNKNOWN = "a" * 32
+
+
+class Sku:
+    def __str__(self) -> str:
+        return "sku-7"
 
 
 def with_arguments(**kwargs: Any) -> HttpRequest:
@@ -508,7 +634,8 @@ def with_arguments(**kwargs: Any) -> HttpRequest:
     [
         pytest.param(0, "kwarg.pk:0", id="zero"),
         pytest.param("a+ip:1%\n", "kwarg.pk:a%2Bip:1%25%0A", id="odd characters"),
-        pytest.param(SimpleNamespace(a=1), "kwarg.pk:namespace(a=1)", id="an object"),
+        pytest.param(SimpleNamespace(a=1), "kwarg.pk:namespace(a=1)", id="an object that is shown by its values"),
+        pytest.param(Sku(), "kwarg.pk:sku-7", id="an object with a string of its own"),
     ],
 )
 def test_the_argument_names_the_subject(value: object, found: str) -> None:

@@ -172,7 +172,7 @@ def handled(request: HttpRequest) -> str:
 @throttled.exception_handler(OperationRefused)
 def answer(request: HttpRequest, error: OperationRefused) -> HttpResponse:
     assert isinstance(error, QuotaExceeded)
-    return HttpResponse(error.decision.rule, status=error.status_code)
+    return HttpResponse(f"{error.decision.rule}: {error.message} {error.wait}", status=error.status_code)
 
 
 # --- a router that is mounted twice, with a decorator of its own ------------------------------------------------------

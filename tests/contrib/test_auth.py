@@ -986,7 +986,26 @@ class TestWhileRedisIsAway:
             [OURS, "axes.backends.AxesStandaloneBackend"], None, ["E018", "W020"], id="ours beside django-axes alone"
         ),
         pytest.param([MODEL], {"5/10m": "ip"}, ["W022"], id="limits, not ours"),
+        pytest.param(
+            ["axes.backends.AxesBackend", OURS, MODEL],
+            None,
+            ["W020"],
+            id="django-axes above ours, which is no password",
+        ),
         pytest.param([OURS, MODEL], {"5/10m": "username"}, ["W019"], id="a low limit by name alone"),
+        pytest.param([OURS, MODEL], {"20/10m": "username"}, ["W019"], id="a limit by name that a person reaches"),
+        pytest.param([OURS, MODEL], {"21/10m": "username"}, [], id="a limit by name that a person does not reach"),
+        pytest.param(
+            [OURS, MODEL], {"30/10m": ["username", "ip"], "30/h": "username"}, ["W019"], id="no higher limit by name"
+        ),
+        pytest.param([OURS, MODEL], {"30/10m": ["username", "ip"], "31/h": "username"}, [], id="a higher one by name"),
+        pytest.param([OURS, MODEL], {"5/10m; 100/h": "username"}, ["W019"], id="two rates by name, one of them low"),
+        pytest.param(
+            [OURS, MODEL],
+            {"5/10m; 50/h": ["username", "ip"], "30/h": "username"},
+            [],
+            id="higher by name than the lowest of two",
+        ),
         pytest.param([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "allow"}, ["W044"], id="fails open"),
         pytest.param([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "local"}, [], id="counts in the process"),
         pytest.param([f"{HERE}.Captcha", "nowhere.Backend", MODEL], None, [], id="a subclass of ours"),
@@ -1011,9 +1030,11 @@ class TestChecks:
         settings.QUOTA = {**settings.QUOTA, **({} if login is None else {"LOGIN": login})}
         settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "QuotaMiddleware" not in path]
 
-        ids = {each.id for each in run_checks(tags=["django_quota"])}
+        messages = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.W023"]
 
-        assert ("django_quota.W023" in ids) == (backends != [MODEL])
+        assert [str(each.hint) for each in messages] == [
+            "Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware."
+        ] * (backends != [MODEL])
 
 
 @pytest.mark.parametrize(
@@ -1038,6 +1059,7 @@ def test_w048_a_setting_of_axes_without_axes_is_found(
     assert [each.msg for each in messages] == [
         "AXES_FAILURE_LIMIT: settings of django-axes, which is not installed, have no effect."
     ] * is_found
+    assert all('QUOTA["LOGIN"] has the limits' in str(each.hint) for each in messages)
 
 
 # --- what operators do ------------------------------------------------------------------------------------------------
@@ -1184,7 +1206,10 @@ def test_allauth_is_limited_as_the_page_shows(middleware: str) -> None:
 
     assert done.returncode == 0, done.stderr
     is_limited = middleware == "with"
-    assert json.loads(done.stdout) == {
+    found = json.loads(done.stdout)
+    (logged,) = found.pop("log_without_store")
+    assert logged.startswith("The failed logins of user 1 stay counted after a password reset: ")
+    assert found == {
         "guesses": [200] * 5 + [429],
         "page": True,
         "retry_after": "600",

@@ -5,15 +5,17 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
-from typing import Any
+from itertools import islice, pairwise
+from typing import Any, cast
 
 import pytest
+from celery import Task
 from celery.exceptions import Reject
 from django.core.checks import run_checks
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
+from kombu.utils.functional import fxrange
 
 from django_quota import Decision, Rule, check, peek
 from django_quota.contrib import celery as integration
@@ -85,11 +87,17 @@ def site(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield made
 
 
+NAP = Rule.make("nap", "250/s", precision=4)
+NAPS = {"250/s": [0.00404], str(NAP): [0.005]}
+"""How long a worker waits by itself, in seconds."""
+
+
 @pytest.mark.parametrize(
     ("options", "arguments", "starts"),
     [
         # A short wait is spent in the worker.
         ({"quota": "250/s"}, (1, 2), [(1, 0.0), (2, 0.004)]),
+        ({"quota": NAP}, (1, 2), [(1, 0.0), (2, 0.005)]),
         ({"quota": "10/m", "key": lambda task, args, kwargs: f"org:{args[0]}"}, (1, 2, 1), [(1, 0), (2, 0), (1, 6.06)]),
         ({"quota": "10/m", "cost": 5}, (5, 5), [(5, 0.0), (5, 30.3)]),
         # A free task starts at once.
@@ -115,6 +123,7 @@ def site(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         # An hour is spaced, and a longer window is a quota.
         ({"quota": "2/h"}, (1, 2), [(1, 0.0), (2, 1818.0)]),
         ({"quota": "2/61m"}, (1, 2), [(1, 0.0), (2, 0.0)]),
+        ({"quota": "2/3601s"}, (1, 2), [(1, 0.0), (2, 0.0)]),
         ({"quota": ("10/m", "12/h")}, (1, 2), [(1, 0.0), (2, 6.06)]),
         ({"quota": Rule.make("day", "2/d", algorithm="calendar", tz="UTC", daily=True)}, (1, 2), [(1, 0.0), (2, 0.0)]),
     ],
@@ -124,7 +133,7 @@ def test_a_task_waits_for_its_subject_as_long_as_the_costs_before_it_take(
 ) -> None:
     site.run(site.task(**options), *arguments)
     assert list(zip(site.calls, site.starts, strict=True)) == starts
-    assert site.clock.naps == ([0.00404] if options["quota"] == "250/s" else [])
+    assert site.clock.naps == NAPS.get(str(options["quota"]), [])
 
 
 def test_tasks_that_come_at_once_start_one_after_the_other(site: Site) -> None:
@@ -132,6 +141,43 @@ def test_tasks_that_come_at_once_start_one_after_the_other(site: Site) -> None:
     assert [round(later - earlier, 3) for earlier, later in pairwise(starts)] == [0.606] * 11
     assert site.calls == list(range(12))
     assert len(site.worker.runs) == 12 + 11, "each is published at most once more"
+
+
+def test_a_task_of_a_cost_of_one_counts_and_a_free_one_does_not(site: Site) -> None:
+    site.run(site.task(quota="10/m", cost=lambda task, args, kwargs: args[0]), 0, 1, 1)
+
+    assert peek(Rule.make("export", "10/m"), "global").used == 2
+
+
+def test_another_base_of_the_task_hears_that_it_starts(site: Site) -> None:
+    heard: list[str] = []
+
+    class Noting(Task):
+        abstract = True
+
+        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            heard.append(task_id)
+
+    class Both(QuotaTask, Noting):
+        abstract = True
+
+    @site.app.task(shared=False, base=Both, quota="10/m", name="both")
+    def work() -> None: ...
+
+    work.apply_async(task_id="a-task")
+    site.worker.run_all()
+
+    assert heard == ["a-task"]
+
+
+def test_a_task_that_waits_is_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "django_quota.tasks")
+    task = site.task(quota="10/m")
+    task.delay(1)
+    task.apply_async((2,), task_id="second")
+    site.worker.run_all()
+
+    assert [record.getMessage() for record in caplog.records] == ["Task export[second] waits 0:00:07 for its turn."]
 
 
 @pytest.fixture
@@ -203,6 +249,15 @@ def test_a_message_that_is_published_again_says_what_it_said_before(site: Site) 
     assert {name: after.properties[name] for name in said} == {name: before.properties[name] for name in said}
 
 
+def test_a_task_that_finds_the_queue_full_takes_a_place_when_it_comes_again(site: Site) -> None:
+    task = site.task(quota=Rule.make("short", "10/m", algorithm="leaky_bucket", burst=2))
+
+    assert site.run(task, 1, 2, 3) == [0.0, 6.06, 12.12]
+
+    places = [run.headers[PLACE_HEADER]["at"] for run in site.worker.runs if PLACE_HEADER in run.headers]
+    assert places == [site.clock.begin + 6_060_000, None, site.clock.begin + 12_120_000]
+
+
 class TestRetries:
     @pytest.fixture
     def starts(self, site: Site) -> list[tuple[float, int]]:
@@ -233,6 +288,16 @@ def test_a_wait_beyond_the_visibility_timeout_is_split(site: Site) -> None:
     etas = [run.headers["eta"] for run in site.worker.runs if run.headers["eta"]]
     ends = [datetime.fromisoformat(eta).timestamp() - site.clock.begin / SECOND for eta in etas]
     assert [round(end) for end in ends] == [300, 300, 600, 600, 606, 900, 1200, 1212]
+
+
+def test_a_wait_beyond_the_timeout_of_most_brokers_is_split_without_a_setting(site: Site) -> None:
+    site.app.conf.broker_transport_options = {}
+
+    site.run(site.task(quota="2/h"), 1, 2)
+
+    etas = [run.headers["eta"] for run in site.worker.runs if run.headers["eta"]]
+    ends = [datetime.fromisoformat(eta).timestamp() - site.clock.begin / SECOND for eta in etas]
+    assert [round(end) for end in ends] == [1350, 1818]
 
 
 # --- killed workers and repeated deliveries ---------------------------------------------------------------------------
@@ -303,6 +368,24 @@ def test_a_broker_that_takes_no_message_loses_no_task(
         assert result.exception.exc.requeue
     else:
         assert isinstance(site.error(second), OperationalError)
+
+
+def test_a_worker_tries_for_five_minutes_to_publish_a_task_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = []
+    task = site.task(quota="10/m")
+    task.delay(1)
+    task.delay(2)
+    monkeypatch.setattr(site.app, "send_task", lambda *args, **options: sent.append(options))
+
+    site.worker.run_all()
+
+    (options,) = sent
+    policy = options["retry_policy"]
+    waits = cast("Any", fxrange)(
+        policy["interval_start"], policy["interval_max"], policy["interval_step"], repeatlast=True
+    )
+    assert options["retry"] is True
+    assert round(sum(islice(waits, policy["max_retries"]))) == 297
 
 
 # --- quotas -----------------------------------------------------------------------------------------------------------
@@ -499,6 +582,20 @@ def test_a_rule_that_denies_lets_its_tasks_wait_until_redis_answers(site: Site, 
     assert site.moments[0] - began <= 20 * SECOND
 
 
+@pytest.mark.parametrize(("chosen", "seconds"), [(min, 10), (max, 20)], ids=["the earliest", "the latest"])
+def test_a_task_asks_again_after_ten_to_twenty_seconds_while_redis_does_not_answer(
+    site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch, chosen: Any, seconds: int
+) -> None:
+    settings.QUOTA = {}
+    monkeypatch.setattr(integration, "uniform", chosen)
+    site.task(quota=Rule.make("export", "10/m", on_unavailable="deny")).delay(1)
+
+    site.worker.step()
+    site.worker.step()
+
+    assert site.clock.passed == seconds * SECOND
+
+
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
@@ -530,7 +627,9 @@ def tasks_of_rules(site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs() -> None:
     found = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E026"]
 
-    assert [(each.msg.split("'")[1], each.hint) for each in found] == [("exprots", "Did you mean 'exports'?")]
+    (message,) = [each.msg for each in found]
+    assert message.startswith("Task 'exprots' has quota_rule='exprots'. There is no rule 'exprots'")
+    assert [each.hint for each in found] == ["Did you mean 'exports'?"]
 
 
 def test_a_task_follows_the_rule_of_the_settings_when_it_changes(site: Site, settings: Any) -> None:

@@ -45,10 +45,10 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     while (event := await receive())["type"] != "websocket.disconnect":
         await send({"type": "websocket.send", "text": event["text"]})
     await send({"type": "late"})
-    ECHO_ENDED.append(event.get("code"))
+    ECHO_ENDED.append(event)
 
 
-ECHO_ENDED: list[int | None] = []
+ECHO_ENDED: list[Any] = []
 
 
 class Client:
@@ -227,12 +227,12 @@ class TestRefusedMessages:
     def test_the_socket_is_closed_with_a_code(self, outage: Any, status: int, code: int) -> None:
         _, _, close = asyncio.run(self.third(outage))
 
-        assert (close["type"], close["code"]) == ("websocket.close", code)
+        assert close == {"type": "websocket.close", "code": code, "reason": "quota exceeded"}
 
     def test_the_application_learns_the_code(self, outage: Any, status: int, code: int) -> None:
         asyncio.run(self.third(outage))
 
-        assert ECHO_ENDED[-1] == code
+        assert ECHO_ENDED[-1] == {"type": "websocket.disconnect", "code": code, "reason": "quota exceeded"}
 
     def test_what_the_application_sends_after_the_close_goes_nowhere(self, outage: Any, status: int, code: int) -> None:
         client, _, _ = asyncio.run(self.third(outage))
@@ -270,7 +270,7 @@ async def test_without_close_the_socket_stays_open() -> None:
 
     await client.leaves()
 
-    assert ECHO_ENDED[-1] == 1001, "the client has left, with its own code"
+    assert ECHO_ENDED[-1]["code"] == 1001, "the client has left, with its own code"
 
 
 @in_a_loop
@@ -290,6 +290,14 @@ async def test_without_receive_no_message_is_limited() -> None:
     answered = [(await client.says())["type"] for _ in range(5)]
 
     assert answered == ["websocket.send"] * 5
+
+
+@in_a_loop
+async def test_messages_of_an_exempt_network_are_not_limited(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EXEMPT": ["192.0.2.0/24"]}
+    client = await opened(QuotaSocket(echo, receive="0/m"))
+
+    assert (await client.says("one"))["text"] == "one"
 
 
 @in_a_loop

@@ -20,7 +20,13 @@ from django.views import View
 from django_quota import peek
 from django_quota.conf import current
 from django_quota.contrib.django_ratelimit import UNSAFE
-from django_quota.contrib.django_ratelimit.core import get_usage, is_ratelimited, read_rate
+from django_quota.contrib.django_ratelimit.core import (
+    GroupLimit,
+    get_usage,
+    is_ratelimited,
+    read_rate,
+    rule_of_group,
+)
 from django_quota.contrib.django_ratelimit.decorators import ratelimit
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
 from django_quota.contrib.django_ratelimit.middleware import RatelimitMiddleware
@@ -169,6 +175,39 @@ class TestDecisions:
 
 
 class TestUsage:
+    def test_a_hit_counts_and_does_not_refuse_the_request_itself(self) -> None:
+        request = get()
+        limit: dict[str, Any] = {"group": "counted", "key": "ip", "rate": "1/m"}
+
+        assert [is_ratelimited(request, **limit, increment=True) for _ in range(2)] == [False, True]
+
+        assert request.quota.enforced is False
+
+    def test_a_limit_without_a_key_is_an_error(self) -> None:
+        with pytest.raises(ImproperlyConfigured, match="has no key"):
+            get_usage(get(), group="g", rate="1/m")
+
+    @pytest.mark.parametrize(
+        ("rate", "usage"),
+        [
+            ("2/m", {"count": 0, "limit": 2, "should_limit": False, "time_left": 60}),
+            ("0/m", {"count": 1, "limit": 0, "should_limit": True, "time_left": 60}),
+        ],
+        ids=["nothing used", "a rate of nothing"],
+    )
+    def test_a_look_before_any_hit(self, rate: str, usage: dict[str, Any]) -> None:
+        assert get_usage(get(), group="unused", key="ip", rate=rate) == usage
+
+    @pytest.mark.parametrize(
+        ("method", "is_limited"),
+        [(None, True), ("get", True), (["POST", "GET"], True), (["POST"], False)],
+        ids=["all", "one", "two", "another"],
+    )
+    def test_the_methods_of_a_limit_may_be_given_in_these_forms(self, method: Any, is_limited: bool) -> None:
+        usage = get_usage(get(), group="methods", key="ip", rate="0/m", method=method)
+
+        assert (usage is not None) is is_limited
+
     def test_another_method_has_no_usage(self) -> None:
         assert get_usage(get(), group="posted", key="ip", rate="1/m", method="POST") is None
 
@@ -299,6 +338,28 @@ class TestWhoIsLimited:
         stacked(request)
 
         assert {outcome.subject for outcome in request.quota.outcomes} == {subject}
+
+    def test_a_user_counts_by_the_address_where_the_key_says_so(self) -> None:
+        request = get(REMOTE_ADDR="192.0.2.1")
+        request.user = User(pk=7)
+
+        stacked(request)
+
+        assert {outcome.subject for outcome in request.quota.outcomes} == {"ip:192.0.2.1"}
+
+    @pytest.mark.parametrize(
+        ("key", "known"),
+        [
+            ("ip", "ip/24,64"), ("header:x-key", "header:x-key"), (of_the_group, "user_or_ip"),
+            (f"{__name__}.of_the_group", "user_or_ip"),
+        ],
+    )  # fmt: skip
+    def test_the_mask_is_known_of_limits_by_address(self, key: str, known: str, settings: Any) -> None:
+        settings.RATELIMIT_IPV4_MASK = 24
+        rule = rule_of_group(GroupLimit("g", key, "1/m"), "1/m")
+
+        assert rule is not None
+        assert rule.key == known
 
     def test_a_request_without_an_address_is_an_error(self) -> None:
         with pytest.raises(ImproperlyConfigured, match="address"):
@@ -457,9 +518,12 @@ class TestChecks:
     def test_w024_a_rate_that_is_read_by_its_first_letter(self, settings: Any) -> None:
         (message,) = findings(settings, ratelimit(key="ip", rate="1/month", group="g")(ok))["W024"]
 
-        assert message.startswith("@ratelimit of g reads rate='1/month' as 1 per minute, as django-ratelimit does.")
+        assert message == (
+            "@ratelimit of g reads rate='1/month' as 1 per minute, as django-ratelimit does. "
+            "Write '1/m' if that is meant. For other windows, use @quota."
+        )
 
-    @pytest.mark.parametrize("rate", ["5/m", "10/60"])
+    @pytest.mark.parametrize("rate", ["5/m", "10/60", (5, 60), None])
     def test_a_rate_that_is_read_as_written_is_not_found(self, rate: str, settings: Any) -> None:
         assert "W024" not in findings(settings, ratelimit(key="ip", rate=rate, group="g")(ok))
 
@@ -484,7 +548,7 @@ class TestChecksOfWhatIsLeft:
     @pytest.fixture
     def left(self, monkeypatch: pytest.MonkeyPatch) -> None:
         left = SimpleNamespace(
-            INSTALLED_APPS=["django_ratelimit"],
+            INSTALLED_APPS=["django.contrib.auth", "django_ratelimit"],
             MIDDLEWARE=["django_ratelimit.middleware.RatelimitMiddleware"],
             RATELIMIT_USE_CACHE="limits",
         )
@@ -505,6 +569,7 @@ class TestChecksOfWhatIsLeft:
         messages = findings(settings, stacked)["W026"]
 
         assert [message.split()[0] for message in messages] == ["MIDDLEWARE", "Some", "INSTALLED_APPS"]
+        assert all("Use django_quota.contrib.django_ratelimit everywhere" in message for message in messages)
 
     @pytest.mark.usefixtures("left")
     def test_a_site_without_our_decorator_has_no_findings(self, settings: Any) -> None:

@@ -1,26 +1,33 @@
 """Limits on the operations of Django Ninja, with the real package: sync and async, and its throttles."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.http import HttpRequest
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import path
 from ninja import NinjaAPI
+from ninja.security import HttpBearer
 
-from django_quota import check, peek
+from django_quota import Subject, check, peek
 from django_quota.contrib import ninja as contrib
 from django_quota.contrib.ninja import install, limits
 from django_quota.exceptions import RuleError
 from django_quota.limiting.known_rules import known_rules
+from django_quota.testing import freeze
 from tests.contrib import ninja_site
 from tests.contrib.ninja_site import ByTenant
 from tests.support.calls import calls_of, fetch
 
 pytestmark = pytest.mark.usefixtures("memory_store")
+
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+ANN = User(pk=1)
 
 
 @pytest.fixture(autouse=True)
@@ -173,10 +180,39 @@ class TestKeyAuth:
         with pytest.raises(RuleError, match="identifies nobody"):
             contrib.auth(request)
 
+    @pytest.mark.parametrize(
+        ("returned", "subject"),
+        [
+            pytest.param(None, None, id="nobody"),
+            pytest.param(Subject("org", 7), "org:7", id="a subject"),
+            pytest.param(SimpleNamespace(pk=0), "SimpleNamespace.0", id="the primary key 0"),
+            pytest.param(ANN, ANN, id="a user"),
+        ],
+    )
+    def test_what_identifies_somebody_by_itself_stays(self, returned: Any, subject: Any) -> None:
+        request: Any = HttpRequest()
+        request.auth = returned
 
-def test_a_rule_beside_a_rate_is_an_error() -> None:
+        assert contrib.auth(request) == subject
+
+    def test_a_request_that_nobody_has_authenticated_is_limited_by_its_address(self) -> None:
+        request: Any = HttpRequest()
+        request.META["REMOTE_ADDR"] = "192.0.2.1"
+
+        assert check("1/m", request, key=contrib.auth, name="any").subject == "ip:192.0.2.1"
+
+
+@pytest.mark.parametrize(
+    ("rates", "options"),
+    [
+        pytest.param(["2/m"], {}, id="a rate"),
+        pytest.param([], {"key": "ip"}, id="an option"),
+        pytest.param([], {"name": "own"}, id="a name"),
+    ],
+)
+def test_an_argument_beside_a_rule_is_an_error(rates: list[str], options: Any) -> None:
     with pytest.raises(RuleError, match=r"@limits\(rule=\.\.\.\) takes everything from the rule"):
-        limits("2/m", rule="search")
+        limits(*rates, rule="search", **options)
 
 
 class TestRouterMountedTwice:
@@ -193,21 +229,43 @@ class TestRouterMountedTwice:
 
 
 @pytest.mark.parametrize(
-    ("url", "status", "fields"),
+    ("url", "status", "body"),
     [
-        pytest.param("/own/refused", 429, {"detail", "retry_after"}, id="refused by @limits"),
-        pytest.param("/own/inside", 429, {"detail"}, id="refused by a limit that admits nobody"),
-        pytest.param("/own/away", 503, {"detail", "retry_after"}, id="the store is unavailable"),
+        pytest.param(
+            "/own/refused",
+            429,
+            {"detail": "The limit is 1 per minute. Please try again in 60 seconds.", "retry_after": 60},
+            id="refused by @limits",
+        ),
+        pytest.param(
+            "/own/inside",
+            429,
+            {"detail": "This is closed until further notice."},
+            id="refused by a limit that admits nobody",
+        ),
+        pytest.param(
+            "/own/away",
+            503,
+            {"detail": "This cannot be served right now. Please try again shortly.", "retry_after": 1},
+            id="the store is unavailable",
+        ),
     ],
 )
-def test_install_answers_in_the_form_of_the_api(url: str, status: int, fields: set[str]) -> None:
-    get(url)
+def test_install_answers_in_the_form_of_the_api(url: str, status: int, body: dict[str, Any]) -> None:
+    with freeze(NOON):
+        get(url)
 
-    reply = get(url)
+        reply = get(url)
 
     assert reply.status_code == status
     assert reply["Content-Type"].partition(";")[0] == "application/json"
-    assert reply.json().keys() == fields
+    assert reply.json() == body
+
+
+def test_a_503_of_install_is_not_logged_as_an_error_of_the_site(caplog: pytest.LogCaptureFixture) -> None:
+    get("/own/away")
+
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("url", ["/own/refused", "/own/inside"])
@@ -227,7 +285,7 @@ def test_an_exception_handler_of_the_site_answers_a_refusal() -> None:
     reply = get("/throttled/handled")
 
     assert reply.status_code == 429
-    assert reply.content == b"handled"
+    assert reply.content == b"handled: This is closed until further notice. None"
 
 
 # --- throttles --------------------------------------------------------------------------------------------------------
@@ -300,6 +358,17 @@ class TestThrottles:
 
         assert reply.wsgi_request.quota.rule == f"ninja.{ninja_site.__name__}.ByTenant.1-60"
 
+    def test_a_throttle_with_a_scope_is_a_rule_named_by_it(self) -> None:
+        reply = get("/throttled/anonymous")
+
+        assert reply.wsgi_request.quota.rule == "ninja.anon.1-60"
+
+    def test_a_throttle_without_a_rate_limits_nobody(self) -> None:
+        unlimited = type("Unlimited", (ByTenant,), {"scope": "free", "THROTTLE_RATES": {"free": None}})()
+        request = RequestFactory().get("/", headers={"X-Tenant": "d"})
+
+        assert [unlimited.allow_request(request) for _ in range(2)] == [True, True]
+
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 
@@ -335,7 +404,16 @@ class TestW027AnApiThatAnswersNoRefusal:
 
         (found,) = findings(settings, "W027", api_with(limits("2/m", name="one"), "bare"))
 
-        assert "The API Shop (quota-tests-bare" in found.msg
+        assert found.msg == (
+            "The API Shop (quota-tests-bare) does not answer what the limiter raises: a QuotaExceeded or "
+            "StoreUnavailable in an operation becomes a 500."
+        )
+        assert found.hint == "Call install(api) of django_quota.contrib.ninja."
+
+    def test_an_api_without_limits_needs_no_answers(self, settings: Any) -> None:
+        settings.MIDDLEWARE = []
+
+        assert findings(settings, "W027", api_with(None, "without-limits")) == []
 
     def test_install_answers_for_it(self, settings: Any) -> None:
         settings.MIDDLEWARE = []
@@ -348,23 +426,41 @@ class TestW027AnApiThatAnswersNoRefusal:
         assert findings(settings, "W027", api_with(limits("2/m", name="one"), "below-middleware")) == []
 
 
+class OwnAddress(contrib.AnonRateThrottle):
+    """A throttle that finds the address in a way of its own."""
+
+    def get_ident(self, request: HttpRequest) -> str:
+        return "192.0.2.1"
+
+
 @pytest.mark.parametrize(
-    ("throttle", "number", "trusted", "warns"),
+    ("throttles", "number", "proxies", "warns"),
     [
-        pytest.param(contrib.AnonRateThrottle, None, [], True, id="by address"),
-        pytest.param(contrib.UserRateThrottle, None, [], True, id="by user or address"),
-        pytest.param(contrib.AnonRateThrottle, 1, [], False, id="by address, one proxy"),
-        pytest.param(contrib.UserRateThrottle, 0, [], False, id="by user or address, no proxy"),
-        pytest.param(contrib.AnonRateThrottle, None, ["10.0.0.1"], False, id="by address, a proxy that we trust"),
-        pytest.param(ByTenant, None, [], False, id="by something else"),
+        pytest.param([contrib.AnonRateThrottle], None, {}, True, id="by address"),
+        pytest.param([contrib.UserRateThrottle], None, {}, True, id="by user or address"),
+        pytest.param([ByTenant, contrib.AuthRateThrottle], None, {}, True, id="the second of two by address"),
+        pytest.param([contrib.AnonRateThrottle], 1, {}, False, id="by address, one proxy"),
+        pytest.param([contrib.UserRateThrottle], 0, {}, False, id="by user or address, no proxy"),
+        pytest.param(
+            [contrib.AnonRateThrottle],
+            None,
+            {"TRUSTED_PROXIES": ["10.0.0.1"]},
+            False,
+            id="by address, a proxy that we trust",
+        ),
+        pytest.param(
+            [contrib.AnonRateThrottle], None, {"TRUSTED_PROXY_COUNT": 1}, False, id="by address, a number of proxies"
+        ),
+        pytest.param([ByTenant], None, {}, False, id="by something else"),
+        pytest.param([OwnAddress], None, {}, False, id="by an address that it finds itself"),
     ],
 )
 def test_w028_a_throttle_by_address_without_a_word_on_proxies(
-    throttle: Any, number: int | None, trusted: list[str], warns: bool, settings: Any, request: Any
+    throttles: Any, number: int | None, proxies: dict[str, Any], warns: bool, settings: Any, request: Any
 ) -> None:
-    proxied = api_with(None, request.node.callspec.id, throttle=throttle("1/m"))
+    proxied = api_with(None, request.node.callspec.id, throttle=[throttle("1/m") for throttle in throttles])
     settings.NINJA_NUM_PROXIES = number
-    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": trusted}
+    settings.QUOTA = {**settings.QUOTA, **proxies}
 
     found = findings(settings, "W028", proxied)
 
@@ -381,6 +477,23 @@ class Account:
     pk: int
 
 
+@dataclass
+class Member:
+    number: int
+
+    @property
+    def pk(self) -> int:
+        return self.number
+
+
+@dataclass
+class Named:
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @pytest.mark.parametrize(
     ("returned", "key", "finds"),
     [
@@ -388,6 +501,9 @@ class Account:
         pytest.param(Claims | None, "auth", True, id="a dataclass or None"),
         pytest.param(Optional[Claims], "auth", True, id="Optional"),  # noqa: UP045 — as older code writes it
         pytest.param(Account, "auth", False, id="a dataclass with a pk"),
+        pytest.param(Member, "auth", False, id="a dataclass with a property pk"),
+        pytest.param(Named, "auth", False, id="a dataclass with a string of its own"),
+        pytest.param("OnlyForTypeCheckers", "auth", False, id="a name that only type checkers know"),
         pytest.param(dict[str, Any], lambda request: request.auth["sub"], False, id="a key of its own"),
         pytest.param(str, "auth", False, id="a string"),
         pytest.param(Any, "auth", False, id="anything"),
@@ -405,6 +521,25 @@ def test_e035_an_authentication_that_identifies_nobody(returned: Any, key: Any, 
     assert ["which identifies nobody" in each.msg and 'request.auth["sub"]' in each.hint for each in found] == [
         True
     ] * finds
+
+
+def test_e035_is_found_of_the_method_of_a_class(settings: Any) -> None:
+    class ByClaims(HttpBearer):
+        def authenticate(self, request: HttpRequest, token: str) -> Claims | None:
+            return Claims(token)
+
+    (found,) = findings(settings, "E035", api_with(limits("1/m"), "claims", auth=ByClaims()))
+
+    assert "ByClaims.authenticate returns Claims, which identifies nobody." in found.msg
+
+
+def test_e035_is_found_for_one_of_two_limits(settings: Any) -> None:
+    def authenticate(request: HttpRequest) -> dict[str, Any]:
+        return {}
+
+    by_both = lambda search: limits("9/m", key="ip")(limits("1/m")(search))  # noqa: E731
+
+    assert len(findings(settings, "E035", api_with(by_both, "two-limits", auth=authenticate))) == 1
 
 
 class TestNamesOfRules:

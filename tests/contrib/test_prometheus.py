@@ -193,9 +193,11 @@ def test_the_command_prints_the_metrics() -> None:
     printed = samples(text.getvalue())
     assert (printed["quota_bans",], printed["quota_checks_total", "login", "allowed"]) == (1, 1)
     assert printed == samples()
+    assert text.getvalue().endswith("\n")
+    assert not text.getvalue().endswith("\n\n")
 
 
-@pytest.mark.parametrize("given", ["9105", "127.0.0.1:65536"])
+@pytest.mark.parametrize("given", ["9105", "127.0.0.1:65536", "127.0.0.1:0", "127.0.0.1:http", "127.0.0.1:"])
 def test_a_wrong_address_for_the_command_is_a_clear_error(given: str) -> None:
     with pytest.raises(CommandError, match="is not an address with a port"):
         call_command("quota_metrics", serve=given)

@@ -44,6 +44,7 @@ from django_quota.contrib.rest_framework.views import QuotaLimitsView
 from django_quota.exceptions import RuleError
 from django_quota.limiting.known_rules import known_rules
 from django_quota.testing import freeze
+from django_quota.types import Rate
 from tests.support.calls import calls_of
 from tests.support.outages import no_answer
 from tests.support.pages import blocks, marked, run_page
@@ -477,6 +478,11 @@ class TestSlots:
 
         assert ask("running", "1").json() == ["user:1"]
 
+    def test_two_throttles_of_a_view_take_one_quota_slot(self, settings: Any) -> None:
+        at(settings, exports=Exports.as_view(throttle_classes=[QuotaThrottle, Burst]))
+
+        assert statuses("exports", "1") == [200]
+
     def test_quota_slots_of_an_action_are_its_own(self, settings: Any) -> None:
         books: Any = type("Books", (Things,), {"__module__": "shop", "quota_slots": 2})
         recent = books.as_view({"get": "recent"}, quota_slots=1)
@@ -509,6 +515,13 @@ class Guarded(UserRateThrottle):
     def allow_request(self, request: Any, view: Any) -> bool:
         type(self).asked += 1
         return request.user.pk == 7 or super().allow_request(request, view)
+
+
+class OwnAddress(UserRateThrottle):
+    rate = "9/min"
+
+    def get_ident(self, request: Any) -> str:
+        return str(request.META["REMOTE_ADDR"])
 
 
 class ByTenant(SimpleRateThrottle):
@@ -544,6 +557,52 @@ class TestTheFrameworksThrottles:
     def test_the_subject_is_the_user_or_else_the_address(self, sent: dict[str, Any], subject: str) -> None:
         assert subject_of(Burst, **sent) == subject
 
+    def test_the_subject_of_a_site_whose_visitors_are_no_objects_is_the_address(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(api_settings, "UNAUTHENTICATED_USER", None, raising=False)
+
+        assert subject_of(Burst, REMOTE_ADDR="192.0.2.1") == "ip:192.0.2.1"
+
+    def test_a_throttle_without_a_scope_is_a_rule_named_by_its_class(self) -> None:
+        request = APIRequestFactory().get("/", headers={"X-Tenant": "a"})
+        view_of(ByTenant)(request)
+
+        assert request.quota.rule == f"{__name__}.ByTenant"
+
+    def test_a_rule_by_user_waits_for_a_throttle_that_does_not_limit_the_user(self, settings: Any) -> None:
+        at(settings, visitors=view_of(Anonymous))
+        with_rules(settings, each={"rate": "1/m", "key": "user", "match": "/visitors/"})
+
+        assert statuses("visitors", *"112") == [200, 429, 200]
+
+    def test_a_throttle_may_be_asked_without_a_view_of_the_framework(self) -> None:
+        request: Any = RequestFactory().get("/")
+        request.user = User(pk=1)
+
+        assert [Burst().allow_request(request, object()) for _ in range(4)] == [True, True, True, False]
+
+    def test_a_throttle_that_limits_no_visitor_may_be_asked_without_a_view_of_the_framework(self) -> None:
+        request: Any = RequestFactory().get("/")
+        request.user = User(pk=1)
+
+        assert Anonymous().allow_request(request, object())
+
+    @pytest.mark.parametrize(
+        ("base", "wait"),
+        [pytest.param(QuotaThrottle, None, id="without a wait"), pytest.param(Burst, "30", id="with the framework's")],
+    )
+    def test_a_subclass_may_refuse_by_itself(self, base: Any, wait: str | None) -> None:
+        class Closed(base):
+            history, now = (0.0, 0.0), 0.0  # for `wait()` of the framework
+
+            def allow_request(self, request: Any, view: Any) -> bool:
+                return False
+
+        (refused,) = called(view_of(Closed))
+
+        assert (refused.status_code, refused.headers.get("Retry-After")) == (429, wait)
+
     def test_the_subject_is_all_that_proxies_sent_without_a_number_of_proxies(self) -> None:
         several = {"X-Forwarded-For": "192.0.2.1, 192.0.2.2"}  # NUM_PROXIES is not set: the framework takes all
 
@@ -554,6 +613,7 @@ class TestTheFrameworksThrottles:
         [
             ("192.0.2.1:4711", "ip:192.0.2.1"), ("2001:db8::1", "ip:2001:db8::/64"),
             ("[2001:db8::1]:4711", "ip:2001:db8::/64"), ("192.0.2.1+user:7", "throttle:[0-9a-f]{32}"),
+            ("None", "throttle:[0-9a-f]{32}"),
         ],
     )  # fmt: skip
     def test_a_port_behind_the_address_of_a_client_makes_no_new_client(self, sent: str, subject: str) -> None:
@@ -594,6 +654,19 @@ class TestTheFrameworksThrottles:
         (reply,) = called(view_of(throttle))
 
         assert reply.headers["RateLimit-Policy"] == '"read";q=10;w=60'
+
+    @pytest.mark.parametrize(
+        ("rate", "words"),
+        [
+            ("1/s", "1 per second"), ("1/m", "1 per minute"), ("1/h", "1 per hour"), ("1/d", "1 per day"),
+        ],
+    )  # fmt: skip
+    def test_a_refusal_names_the_rate_in_its_unit(self, rate: str, words: str) -> None:
+        throttle = type("Read", (UserRateThrottle,), {"rate": rate, "scope": f"read-{rate[-1]}"})
+        with freeze(NOON):
+            _, refused = called(view_of(throttle), times=2)
+
+        assert refused.data["detail"].startswith(f"The limit is {words}. ")
 
     def test_a_throttle_without_a_rate_limits_nobody(self) -> None:
         unlimited = type("Unlimited", (UserRateThrottle,), {"rate": None, "THROTTLE_RATES": {"user": None}})
@@ -649,6 +722,7 @@ class TestTheFrameworksThrottles:
 
     def test_one_that_is_not_ours_refuses_without_a_wait(self, refused_by_another: Any) -> None:
         assert (refused_by_another.status_code, "Retry-After" in refused_by_another.headers) == (429, False)
+        assert refused_by_another.data == {"detail": "Request was throttled."}
 
     def test_a_refusal_of_one_that_is_not_ours_shows_ours(self, refused_by_another: Any) -> None:
         assert '"sustained";r=8' in refused_by_another.headers["RateLimit"]
@@ -683,11 +757,13 @@ class TestAnswers:
             (reply,) = called(view_of(throttle, quota_rules=["search"]))
         assert (reply.status_code, reply.headers["Retry-After"]) == (503, "1")
         assert reply.data["detail"] == "This cannot be served right now. Please try again shortly."
+        assert reply.data["detail"].code == "unavailable"
 
     @pytest.mark.usefixtures("with_middleware")
-    def test_a_reply_is_settled_when_it_is_rendered(self, settings: Any) -> None:
+    @pytest.mark.parametrize("kind", [Response, HttpResponse], ids=["of the framework", "of Django"])
+    def test_a_reply_is_settled_when_it_is_rendered(self, kind: Any, settings: Any) -> None:
         length = Rule.make("bytes", "1000/h", key="user", settle=lambda request, response: len(response.content))
-        at(settings, own=view_of(quota_rules=[length], get=lambda *_: Response("text")))
+        at(settings, own=view_of(quota_rules=[length], get=lambda *_: kind("text")))
 
         reply = ask("own", "1")
 
@@ -850,6 +926,13 @@ class TestBodiesAndCosts:
 
         assert [peek(name, "user:1").remaining for name in ("budget", "scope")] == [50, 50]
 
+    def test_the_cost_of_a_view_replaces_the_costs_of_a_rule_by_view(self, settings: Any) -> None:
+        with_rules(settings, budget={"rate": "100/m", "key": "user", "costs": {"own": 7}})
+        at(settings, own=view_of(QuotaThrottle, quota_rules=["budget"], quota_cost=50))
+
+        assert statuses("own", "1") == [200]
+        assert peek("budget", "user:1").remaining == 50
+
     def test_a_rule_of_the_site_that_a_view_names_takes_the_cost_once(self, budgets: Any, settings: Any) -> None:
         at(settings, own=view_of(QuotaThrottle, quota_rules=["waits"], quota_cost=50))
 
@@ -889,8 +972,11 @@ class TestChecks:
             (BY_SESSION.as_view(), {}, []),
             # What the framework calls after it has read the token knows the user.
             (function_of(*UNTHROTTLED, quota("2/m", key="user")), {"match": "/other/"}, []),
+            (function_of(*UNTHROTTLED, concurrency(1, key="user")), {"match": "/other/"}, []),
             (over(function_of(*UNTHROTTLED)), {"match": "/other/"}, ["W017"]),
             (view_of(Guarded), {}, ["W017", "W018"]),
+            (view_of(Guarded, QuotaThrottle), {}, ["W018"]),
+            (view_of(OwnAddress), {}, []),
             # A slot of users is the same.
             (concurrency(1, key="user")(Unthrottled.as_view()), {"match": "/other/"}, ["W017"]),
             # Nor does one of a view that asks its throttles in its own way.
@@ -929,12 +1015,31 @@ class TestChecks:
             (Exports.as_view(quota_slots="3"), "E031", "quota_slots of tests.contrib.test_rest_framework.Exports: at_"),
             (Exports.as_view(throttle_classes=()), "W036", "has quota_slots, but no throttle that takes them"),
             (view_of(quota_cost=0), "E034", "whole number from 1 to"),
+            (view_of(quota_cost="5"), "E034", "whole number from 1 to"),
+            (view_of(quota_cost=Rate.max_count + 1), "E034", "whole number from 1 to"),
         ],
     )
     def test_what_a_view_says_wrongly(self, view: Any, code: str, words: str, settings: Any) -> None:
         found = findings(settings, view)
         assert ids(found) == [code]
         assert all(words in each.msg and each.hint for each in found)
+
+    @pytest.mark.parametrize(
+        "view",
+        [
+            pytest.param(view_of(quota_cost=1), id="the least cost"),
+            pytest.param(view_of(quota_cost=Rate.max_count), id="the highest cost"),
+            pytest.param(view_of(throttle_scope="scope"), id="the scope of a rule"),
+            pytest.param(view_of(throttle_scope="daily"), id="the scope of a rate"),
+            pytest.param(Exports.as_view(), id="slots that a throttle takes"),
+        ],
+    )
+    def test_nothing_is_found_where_all_is_right(
+        self, view: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"daily": "9/day"})
+
+        assert findings(settings, view) == []
 
     @pytest.fixture
     def views_with_odd_rates(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -944,7 +1049,12 @@ class TestChecks:
         return [view_of(monthly), view_of(ScopedRateThrottle, throttle_scope="sms"), view_of(Burst)]
 
     def test_w018_addresses_that_clients_choose(self, views_with_odd_rates: list[Any], settings: Any) -> None:
-        assert ids(findings(settings, *views_with_odd_rates)) == ["W018", "W024"]
+        found = findings(settings, *views_with_odd_rates)
+
+        assert ids(found) == ["W018", "W024"]
+        assert {each.hint for each in found if each.id == "django_quota.W018"} == {
+            "Set NUM_PROXIES in REST_FRAMEWORK: the number of your proxies, 0 for none."
+        }
 
     def test_w024_rates_read_by_one_letter(
         self, views_with_odd_rates: list[Any], settings: Any, monkeypatch: pytest.MonkeyPatch
@@ -956,6 +1066,9 @@ class TestChecks:
         assert [re.findall(r"reads .* minute", each.msg)[0] for each in found] == [
             "reads '10/month' as 10 per minute",
             "reads '5/mo' as 5 per minute",
+        ]
+        assert [each.hint for each in found] == [
+            f"Write '{rate}' if that is meant. Else use a configured rule, in quota_rules." for rate in ("10/m", "5/m")
         ]
 
 
@@ -972,6 +1085,22 @@ def test_rules_of_views_are_known_to_those_who_look_them_up(settings: Any, monke
 
     known = {name: str(rule.rates[0]) for name, rule in found.items() if name not in RULES}
     assert known == {"own": "5/m", "rest_framework.burst": "3/m", "rest_framework.twice": "2/m"}
+
+
+@pytest.mark.parametrize(
+    ("throttle", "is_known"),
+    [
+        pytest.param(QuotaThrottle, False, id="takes the rule alone"),
+        pytest.param(ScopedRateThrottle, True, id="takes the rate"),
+    ],
+)
+def test_the_rate_of_a_scope_that_is_a_rule_too_is_known_where_a_throttle_takes_it(
+    throttle: Any, is_known: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"scope": "9/m"})
+    findings(settings, view_of(throttle, throttle_scope="scope"))
+
+    assert ("rest_framework.scope" in known_rules()) == is_known
 
 
 def test_a_throttle_of_the_framework_is_known_as_a_limit_by_user(settings: Any) -> None:
@@ -1012,9 +1141,44 @@ def test_a_limited_operation_of_the_schema_has_a_429_with_headers() -> None:
     paths = cast("Any", SchemaGenerator)(patterns=patterns).get_schema(public=True)["paths"]
     assert list(paths) == ["/Search", "/Unthrottled"], "the view of the limits is left out"
     assert "429" not in paths["/Unthrottled"]["get"]["responses"]
-    refused = paths["/Search"]["get"]["responses"]["429"]
-    assert list(refused["headers"]) == ["Retry-After", "RateLimit-Policy", "RateLimit"]
-    assert refused["content"]["application/json"]["schema"]["required"] == ["detail"]
+    body = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
+    assert paths["/Search"]["get"]["responses"]["429"] == {
+        "description": "Too many requests",
+        "headers": {
+            "Retry-After": {
+                "schema": {"type": "integer"},
+                "description": "Seconds until the same request is allowed.",
+            },
+            "RateLimit-Policy": {
+                "schema": {"type": "string"},
+                "description": 'The limits, such as "search";q=10;w=60.',
+            },
+            "RateLimit": {
+                "schema": {"type": "string"},
+                "description": 'What is left of each, such as "search";r=0;t=42.',
+            },
+        },
+        "content": {"application/json": {"schema": body}},
+    }
+
+
+def refusal_in_schema(view: Any) -> Any:
+    """Return what the schema says about a 429 of a view."""
+    patterns = [path("view", view.as_view(schema=AutoSchema()))]
+    paths = cast("Any", SchemaGenerator)(patterns=patterns).get_schema(public=True)["paths"]
+    return paths["/view"]["get"]["responses"].get("429")
+
+
+def test_an_operation_with_a_throttle_of_another_package_has_a_429_too() -> None:
+    other = type("Other", (BaseThrottle,), {"allow_request": lambda self, request, view: True})
+
+    assert refusal_in_schema(type("Both", (Limited,), {"throttle_classes": (other, QuotaThrottle)}))
+
+
+def test_the_429_of_the_schema_has_no_headers_that_the_settings_turn_off(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "HEADERS": False}
+
+    assert list(refusal_in_schema(Search)["headers"]) == ["Retry-After"]
 
 
 def test_the_page_prints_what_it_shows(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

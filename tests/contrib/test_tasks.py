@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
@@ -79,6 +80,10 @@ def waits(*results: Any) -> list[float]:
     return [((result.task.run_after or NOON) - NOON).total_seconds() for result in results]
 
 
+def monday(subject: str) -> date:
+    return date(2026, 11, 16)
+
+
 BY_ORG: Any = {"key": lambda task, args, kwargs: f"org:{args[0]}", "cost": lambda task, args, kwargs: args[0]}
 
 
@@ -93,6 +98,7 @@ BY_ORG: Any = {"key": lambda task, args, kwargs: f"org:{args[0]}", "cost": lambd
         (TaskQuota(Rule.make("slices", "10/m", precision=5, count_refused=True)), [7, 7], [0.0, 6.0]),
         (TaskQuota(Rule.make("day", "1440/d", algorithm="calendar", tz="Asia/Tokyo")), [7, 7], [0.0, 60.0]),
         (TaskQuota(Rule.make("bucket", "10/m", algorithm="token_bucket", burst=1)), [7, 7, 7], [0.0, 6.0, 12.0]),
+        (TaskQuota(Rule.make("billing", "10080/w", algorithm="calendar", starts=monday)), [7, 7], [0.0, 60.0]),
         (TaskQuota("10/m", cost=2), [7, 7], [0.0, 12.0]),
     ],
 )
@@ -158,6 +164,22 @@ def test_a_task_gets_a_place_at_most_thirty_days_ahead(export: Any, rate: str, n
 
     with pytest.raises(QuotaExceeded):
         limit.enqueue(export, 7)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "has_place"),
+    [
+        pytest.param(30 * 86_400, True, id="thirty days"),
+        pytest.param(30 * 86_400 + 1, False, id="a second more"),
+    ],
+)
+def test_a_task_may_take_thirty_days_of_a_rate(export: Any, seconds: int, has_place: bool) -> None:
+    limit = TaskQuota("1/s", cost=seconds)
+
+    with nullcontext() if has_place else pytest.raises(QuotaExceeded):
+        limit.enqueue(export, 7)
+
+    assert len(export.get_backend().results) == has_place
 
 
 def test_no_warning_comes_before_the_queue_is_full(export: Any) -> None:

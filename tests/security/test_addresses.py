@@ -460,6 +460,12 @@ def test_another_network_than_that_of_the_settings_is_a_subject_of_its_own(text:
     assert read_subject(f"ip:{text}") == f"ip:{network}"
 
 
+def test_a_subject_names_an_address_of_64_characters_at_most() -> None:
+    assert read_subject("ip:fe80::1%".ljust(64, "e")) == "ip:fe80::/64"
+    with pytest.raises(QuotaError, match="is not an IP address"):
+        read_subject("ip:fe80::1%".ljust(65, "e"))
+
+
 @pytest.mark.usefixtures("network_client")
 @pytest.mark.parametrize("text", ["198.51.100.0/", "198.51.100.0/33", "198.51.100.0/24/24", "[2001:db8::]/64"])
 def test_what_is_no_network_is_an_error(text: str) -> None:

@@ -255,9 +255,9 @@ class QuotaThrottle(_QuotaMixin, throttling.BaseThrottle):
         return self._is_allowed(self._entries(request, view) if is_answered else (), request, view)
 
     def _entries(self, request: Any, view: Any) -> list[ThrottleRule]:
-        scope = getattr(view, "throttle_scope", None)
+        scope: Any = getattr(view, "throttle_scope", None)
         names = [*quota_rules_of(view, getattr(request, "_request", request).method)]
-        if scope and scope in current().rules:
+        if scope in current().rules:
             names.append(scope)
         cost = getattr(view, "quota_cost", None)
         rules: list[ThrottleRule] = [named_rule(rule, view) for rule in names]
@@ -343,7 +343,7 @@ class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
         """Return the subject of the cache key: a user or an address, if the key is about it."""
         user = request.user
         pk = getattr(user, "pk", None)
-        if pk is not None and user.is_authenticated and self.key == self._key_of(pk):
+        if pk is not None and self.key == self._key_of(pk):
             return adapters.read_subject(user)
         ident = str(self.get_ident(request))
         if self.key == self._key_of(ident) and "+" not in ident:
@@ -361,7 +361,7 @@ class SimpleRateThrottle(_QuotaMixin, throttling.SimpleRateThrottle):
 @lru_cache(maxsize=1024)
 def _rule_of(name: str, count: int, seconds: float) -> Rule:
     whole = math.ceil(seconds)
-    unit = {1: "s", 60: "m", 3_600: "h", 86_400: "d"}.get(whole, f"{whole}s")
+    unit = {60: "m", 3_600: "h", 86_400: "d"}.get(whole, f"{whole}s")
     return Rule.make(name, f"{count}/{unit}", key="user")
 
 

@@ -62,7 +62,7 @@ def _rates_of(view: Endpoint) -> Iterator[tuple[type, str, Rule]]:
                 made = kind()
                 if isinstance(made, ScopedRateThrottle):
                     scope = _given(view, "throttle_scope")
-                    if not scope or scope in current().rules:
+                    if issubclass(throttle, QuotaThrottle) and scope in current().rules:
                         continue
                     made.use_scope(scope)
                 if made.rate is not None:
