@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 
 from django_quota import Rule
+from django_quota.core.clock import DAY
 from django_quota.engine.asks import Ask, Place
+from django_quota.engine.hits import DayKey
 from django_quota.engine.receipts import SETTLED_WITHIN, Receipt, Settlement, Taken
+from django_quota.engine.resolving import Scope, hits_of
 from tests.support.steps import MINUTE, START
 
 USER = "user:1"
@@ -111,3 +114,23 @@ def test_a_hit_that_only_the_day_counted_is_settled_there(actual: int, found: li
 
 def test_a_hit_that_a_limit_counted_is_not_settled_by_the_day_alone() -> None:
     assert Settlement.of(receipt(3, START), [1]).uncounted() == []
+
+
+def test_a_hit_needs_a_key_of_its_own_only_for_another_day_than_that_of_its_first() -> None:
+    daily, scope = Rule.make("daily", "50/w", daily=True), Scope("quota")
+    of = Receipt.new([Ask(daily, USER, 3)], {Place("daily", USER): Taken(START, LIMITS)}, START)
+    extended = of
+    for days in (0, 1):
+        moment = START + days * DAY + MINUTE
+        taken = {Place("daily", USER): Taken(moment, LIMITS)}
+        extended = extended.extended(Receipt.new([Ask(daily, USER, 4)], taken, moment))
+    settlement = Settlement.of(extended, [11])
+    hits = settlement.at(hits_of([Ask(daily, USER, 3)], scope, START + 2 * DAY), START + 2 * DAY, scope)
+
+    (adjustment,) = settlement.mode(hits, scope).of_hits
+
+    assert adjustment is not None
+    assert [hits[0].day, *adjustment.keys] == [
+        DayKey.of("quota:1:{user:1}:", START, scope.zone()),
+        DayKey.of("quota:1:{user:1}:", START + DAY, scope.zone()).key,
+    ]
