@@ -6,6 +6,7 @@ import pytest
 
 from django_quota import Rule
 from django_quota.core.clock import DAY
+from django_quota.core.overrides import OverrideTable
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.hits import DayKey
 from django_quota.engine.receipts import SETTLED_WITHIN, Receipt, Settlement, Taken
@@ -68,6 +69,15 @@ def test_undoing_gives_all_units_back(is_refused: bool) -> None:
     settlement = Settlement.undone(receipt(3, START, API, MAIL), is_refused=is_refused)
 
     assert (settlement.actual, settlement.is_undone) == ({OF_API: 0, OF_MAIL: 0}, is_refused)
+
+
+@pytest.mark.parametrize(("counters_only", "names"), [(False, ["api"]), (True, [])], ids=["limits", "counters only"])
+def test_no_hit_of_a_rule_is_settled_while_limits_are_off(counters_only: bool, names: list[str]) -> None:
+    settlement = Settlement.of(receipt(3, START), [2])
+
+    resolved = settlement.resolve(OverrideTable(), START, counters_only=counters_only)
+
+    assert [ask.rule.name for ask in resolved.for_store] == names
 
 
 def test_each_entry_is_settled_with_its_own_units() -> None:

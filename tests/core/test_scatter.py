@@ -26,6 +26,7 @@ from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.receipts import Receipt
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import StoreUnavailable
+from django_quota.features.bans import BanSubject
 from django_quota.features.counters.operations import AddGrant
 from tests.core.test_bounds import CASES, GAPS, most_in_a_window
 from tests.support.inputs import inputs
@@ -48,6 +49,12 @@ def test_subjects_in_one_slot_are_decided_by_one_operation() -> None:
     run_sync(scatter(Decide(question.hits_at(START), "check"), lambda key: "the slot"), run)
 
     assert sent == [1]
+
+
+def test_an_operation_on_one_subject_has_the_reply_of_its_slot() -> None:
+    reply = run_sync(scatter(BanSubject("quota:1:{user:1}:s", "api", 1, 1), home), lambda operations: [[9, 1]])
+
+    assert reply == [9, 1]
 
 
 class Apart:
