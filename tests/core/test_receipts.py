@@ -5,8 +5,12 @@ from typing import Any
 import pytest
 
 from django_quota import Rule
+from django_quota.core.clock import DAY
+from django_quota.core.overrides import OverrideTable
 from django_quota.engine.asks import Ask, Place
+from django_quota.engine.hits import DayKey
 from django_quota.engine.receipts import SETTLED_WITHIN, Receipt, Settlement, Taken
+from django_quota.engine.resolving import Scope, hits_of
 from tests.support.steps import MINUTE, START
 
 USER = "user:1"
@@ -67,6 +71,15 @@ def test_undoing_gives_all_units_back(is_refused: bool) -> None:
     assert (settlement.actual, settlement.is_undone) == ({OF_API: 0, OF_MAIL: 0}, is_refused)
 
 
+@pytest.mark.parametrize(("counters_only", "names"), [(False, ["api"]), (True, [])], ids=["limits", "counters only"])
+def test_no_hit_of_a_rule_is_settled_while_limits_are_off(counters_only: bool, names: list[str]) -> None:
+    settlement = Settlement.of(receipt(3, START), [2])
+
+    resolved = settlement.resolve(OverrideTable(), START, counters_only=counters_only)
+
+    assert [ask.rule.name for ask in resolved.for_store] == names
+
+
 def test_each_entry_is_settled_with_its_own_units() -> None:
     settlement = Settlement.of(receipt(3, START, API, MAIL), [2, 5], until=START + MINUTE)
 
@@ -111,3 +124,23 @@ def test_a_hit_that_only_the_day_counted_is_settled_there(actual: int, found: li
 
 def test_a_hit_that_a_limit_counted_is_not_settled_by_the_day_alone() -> None:
     assert Settlement.of(receipt(3, START), [1]).uncounted() == []
+
+
+def test_a_hit_needs_a_key_of_its_own_only_for_another_day_than_that_of_its_first() -> None:
+    daily, scope = Rule.make("daily", "50/w", daily=True), Scope("quota")
+    of = Receipt.new([Ask(daily, USER, 3)], {Place("daily", USER): Taken(START, LIMITS)}, START)
+    extended = of
+    for days in (0, 1):
+        moment = START + days * DAY + MINUTE
+        taken = {Place("daily", USER): Taken(moment, LIMITS)}
+        extended = extended.extended(Receipt.new([Ask(daily, USER, 4)], taken, moment))
+    settlement = Settlement.of(extended, [11])
+    hits = settlement.at(hits_of([Ask(daily, USER, 3)], scope, START + 2 * DAY), START + 2 * DAY, scope)
+
+    (adjustment,) = settlement.mode(hits, scope).of_hits
+
+    assert adjustment is not None
+    assert [hits[0].day, *adjustment.keys] == [
+        DayKey.of("quota:1:{user:1}:", START, scope.zone()),
+        DayKey.of("quota:1:{user:1}:", START + DAY, scope.zone()).key,
+    ]

@@ -25,7 +25,10 @@ from django_quota.engine.hits import Ahead
 from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.receipts import Receipt
 from django_quota.engine.scatter import scatter
+from django_quota.engine.state_copies import ReadStates
+from django_quota.engine.system_operations import Sweep
 from django_quota.exceptions import StoreUnavailable
+from django_quota.features.bans import BanSubject
 from django_quota.features.counters.operations import AddGrant
 from tests.core.test_bounds import CASES, GAPS, most_in_a_window
 from tests.support.inputs import inputs
@@ -48,6 +51,12 @@ def test_subjects_in_one_slot_are_decided_by_one_operation() -> None:
     run_sync(scatter(Decide(question.hits_at(START), "check"), lambda key: "the slot"), run)
 
     assert sent == [1]
+
+
+def test_an_operation_on_one_subject_has_the_reply_of_its_slot() -> None:
+    reply = run_sync(scatter(BanSubject("quota:1:{user:1}:s", "api", 1, 1), home), lambda operations: [[9, 1]])
+
+    assert reply == [9, 1]
 
 
 class Apart:
@@ -189,6 +198,40 @@ def test_what_was_taken_before_a_refusal_or_a_failure_is_given_back(last: Rule, 
         assert check_over(places, (WIDE, "ip:1"), (WIDE, "ip:2"), (last, "ip:3"))[1] == REFUSED
     assert len(undos) == 2
     assert [home(key) for key in places.live(START)] == left
+
+
+FIVE = Rule.make("five", "5/m")
+
+
+def test_a_refusal_says_what_is_left_after_the_parts_before_it_were_undone() -> None:
+    reply = check_over(Apart(), (FIVE, "ip:1"), (SHUT, "ip:2"))
+
+    assert (reply[1], reply[2:4]) == (REFUSED, [1, 5])
+
+
+def test_a_refusal_says_what_is_left_in_the_parts_after_it() -> None:
+    reply = check_over(Apart(), (SHUT, "ip:1"), (FIVE, "ip:2"))
+
+    assert (reply[1], reply[2 + PER_LIMIT : 4 + PER_LIMIT]) == (REFUSED, [1, 5])
+
+
+def test_states_of_several_slots_are_read_in_the_order_of_their_keys() -> None:
+    keys = [f"quota:1:{{ip:{number}}}:c:x" for number in (1, 2, 1, 3, 2)]
+
+    reply = run_sync(scatter(ReadStates(keys), home), lambda parts: [list(part.keys) for part in parts])
+
+    assert reply == keys
+
+
+def test_a_sweep_of_several_slots_answers_in_the_order_of_its_keys() -> None:
+    keys = [f"quota:1:{{ip:{number}}}:c:x" for number in (1, 2, 1)]
+    sweep = Sweep(keys, [True, False, True], [10, 20, 30], 9, repairs=False)
+
+    reply = run_sync(
+        scatter(sweep, home), lambda parts: [[n for each in part.lifetimes for n in (1, 0, 0, each)] for part in parts]
+    )
+
+    assert [swept[3] for swept in Sweep.read(reply)] == [10, 20, 30]
 
 
 A_DAY = Rule.make("a-day", "5/d", algorithm="calendar")

@@ -334,6 +334,31 @@ def test_no_store_differs_under_several_rules_at_once(places: Places, its_rules:
     do_all(places, its_rules, EACH, START, with_events=False)
 
 
+def banned(seconds: int) -> Operation:
+    """Return a ban of so many seconds, which is remembered for a minute after its end."""
+    return bans.BanSubject(status_key("quota", "user:1"), field("login"), seconds * SECOND, MINUTE)
+
+
+BANS = {
+    "of a series": [(0, 60, 60, 1), (60, 60, 120, 2), (120, 60, 180, 3)],
+    "one microsecond before the other ends": [(0, 60, 60, 1), (60 - 1e-6, 60, 120 - 1e-6, 1)],
+    "as long as the one in force": [(0, 60, 60, 1), (10, 50, 60, 0)],
+    "shorter than the one in force": [(0, 60, 60, 1), (10, 20, 60, 0)],
+    "longer than the one in force": [(0, 60, 60, 1), (60, 60, 120, 2), (70, 60, 130, 2)],
+    "as the other is forgotten": [(0, 60, 60, 1), (120, 60, 180, 1)],
+    "just before the other is forgotten": [(0, 60, 60, 1), (120 - 1e-6, 60, 180 - 1e-6, 2)],
+}
+"""For each ban: when it is set, for how long, when the subject is free again, all in seconds, and its number."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("steps", BANS.values(), ids=BANS)
+def test_no_store_differs_in_a_ban_that_code_sets(places: Places, steps: list[tuple[float, int, float, int]]) -> None:
+    replies = [places.run(banned(span), START + round(moment * SECOND)) for moment, span, *_ in steps]
+
+    assert replies == [[START + round(ends * SECOND), number] for *_, ends, number in steps]
+
+
 # --- counters ---------------------------------------------------------------------------------------------------------
 
 MIDNIGHT = START // DAY * DAY

@@ -107,6 +107,87 @@ class Leaving(Client):
         return [SimpleNamespace(host="a", port="1")]
 
 
+class WellClient(Client):
+    """It reaches its servers, and notes each reading of the slots."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._initialize = True
+        self.reads = 0
+
+    async def initialize(self) -> None:
+        await asyncio.sleep(0)
+        self.reads += self._initialize
+        self._initialize = False
+
+    def get_nodes(self) -> list[Any]:
+        return []
+
+
+class TestTheClientOfALoop:
+    @pytest.fixture
+    def side(self, settings_of_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+        monkeypatch.setattr(clients, "_AsyncCluster", WellClient)
+        settings_of_cluster.async_wire = lambda *_: Mock()
+        return AsyncSide(settings_of_cluster)
+
+    def test_is_shared_by_the_tasks(self, side: Any, made: list[Client]) -> None:
+        async def connect() -> list[Any]:
+            return await asyncio.gather(*(side.connect() for _ in range(3)))
+
+        assert asyncio.run(connect()) == made * 3
+        assert [side.client] == made
+
+    def test_has_read_the_slots(self, side: Any) -> None:
+        assert asyncio.run(side.connect()).reads == 1
+
+    def test_is_made_anew_after_it_was_left(self, side: Any, made: list[Client]) -> None:
+        async def connect_again() -> None:
+            await side.leave(await side.connect())
+            await side.connect()
+
+        asyncio.run(connect_again())
+
+        assert [each.is_closed for each in made] == [True, False]
+        assert side.client is made[-1]
+
+    def test_reads_the_slots_again(self, side: Any) -> None:
+        async def read_again() -> None:
+            await side.connect()
+            await side.read_slots()
+
+        asyncio.run(read_again())
+
+        assert side.client.reads == 2
+
+    def test_asks_no_server_for_its_commands(self, side: Any) -> None:
+        assert asyncio.run(side.connect()).commands_parser is not None
+
+    def test_has_a_wire_to_each_server(self, side: Any) -> None:
+        wires = [side.pool(Address(host, 1), Breaker()) for host in "aab"]
+
+        assert (wires[0] is wires[1], wires[0] is wires[2]) == (True, False)
+
+    def test_has_a_wire_beside_it_for_what_takes_long(self, side: Any) -> None:
+        wire = side.pool(Address("a", 1), Breaker())
+
+        assert side.pool(Address("a", 1), Breaker(), is_slow=True) is wire.beside.return_value
+
+    def test_lets_one_task_send_a_script(self, side: Any) -> None:
+        async def send() -> list[bool]:
+            is_first_by_another = await side.is_loaded_by_another("script")
+            second = asyncio.ensure_future(side.is_loaded_by_another("script"))
+            await asyncio.sleep(0)
+            side.loaded("script")
+            return [is_first_by_another, await second, await side.is_loaded_by_another("script")]
+
+        assert asyncio.run(send()) == [False, True, False]
+
+
+def test_each_thread_sends_a_script_itself(settings_of_cluster: Any) -> None:
+    assert SyncSide(settings_of_cluster).is_loaded_by_another(("a:1", "script")) is False
+
+
 class TestServersThatHaveLeft:
     def test_are_closed_for_threads(self, settings_of_cluster: Any) -> None:
         side: Any = SyncSide(settings_of_cluster)
@@ -163,6 +244,14 @@ class TestAClosedSide:
         side.close()
 
         pool.close.assert_called_once_with()
+
+    def test_has_closed_its_client(self, settings_of_cluster: Any) -> None:
+        side: Any = SyncSide(settings_of_cluster)
+        client = side.connect()
+
+        side.close()
+
+        assert client.is_closed
 
     def test_of_tasks_has_closed_its_client(self, made: list[Client], settings_of_cluster: Any) -> None:
         async def use() -> None:
@@ -232,6 +321,12 @@ def test_one_thread_reads_the_slots_at_a_time() -> None:
     alone()
 
     assert len(read) == 2
+
+
+def test_the_arguments_of_redis_py_reach_the_reading_of_the_slots() -> None:
+    clients._alone(read := Mock())("a", last=True)
+
+    read.assert_called_once_with("a", last=True)
 
 
 def test_the_slots_can_be_read_after_that_failed() -> None:
@@ -344,6 +439,12 @@ class TestTheSettingsOfACluster:
 
         assert (options["socket_timeout"], options["socket_connect_timeout"]) == (3, ANSWER_TIMEOUT)
 
+    def test_let_the_clients_read_bytes_of_what_servers_are_there(self, made_of: Any) -> None:
+        options = made_of().options
+
+        names = ("decode_responses", "protocol", "require_full_coverage", "reinitialize_steps", "address_remap")
+        assert [options[name] for name in names] == [False, 2, False, 0, None]
+
     def test_give_the_clients_what_maps_addresses(self, made_of: Any) -> None:
         assert made_of(address_remap=max).options["address_remap"] is max
 
@@ -366,6 +467,15 @@ class TestTheSettingsOfACluster:
         options = made_of(password="x").sync_pool(Address("b", 2), Breaker())._source.options
 
         assert (options["host"], options["port"], options["password"], options["protocol"]) == ("b", 2, "x", 2)
+
+    def test_lead_the_connection_of_a_loop_to_its_server(self, made_of: Any) -> None:
+        async def wire_to(server: Address) -> Any:
+            return made_of(timeout=9).async_wire(server, Breaker())
+
+        wire = asyncio.run(wire_to(Address("b", 2)))
+
+        options = wire._source.options
+        assert (options["host"], options["port"], options["protocol"], wire._patience) == ("b", 2, 2, 9)
 
     def test_lead_plain_commands_to_their_server(self, made_of: Any) -> None:
         options = made_of(socket_timeout=9).plain_client("2001:db8::1:7000").connection_pool.connection_kwargs

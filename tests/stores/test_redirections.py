@@ -1,5 +1,6 @@
 """Where a Cluster redirects a command, and what is known of its servers: by servers that the tests play."""
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.core.errors import StoreConnectionLost, StoreUnavailable
+from django_quota.features.bans import BanSubject
 from django_quota.features.counters.operations import Get
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.cluster.clients import node_address
@@ -23,9 +25,11 @@ from django_quota.stores.cluster.store import (
     ClusterStore,
     slot_of,
 )
+from django_quota.stores.redis.async_wire import ByLoop
 from django_quota.stores.redis.settings import Address
 from tests.support.counts import keys_of
 from tests.support.outages import fail
+from tests.support.processes import forks, in_child
 from tests.support.steps import Clock
 
 A, B, NEW = Address("a", 1), Address("b", 2), Address("new", 3)
@@ -279,12 +283,137 @@ class TestOperationsThatAreTried:
 
         assert (type(failed), reply) == (StoreUnavailable, REPLY)
 
+    def test_may_have_one_key(self, store: ClusterStore) -> None:
+        side: Any = Side([9, 1])
+        store._sides[""] = side
+
+        assert store.try_all([BanSubject("quota:1:{user:1}:s", "api", 1, 1)], None) == [[9, 1]]
+
     def test_raise_the_error_where_all_must_be_well(self, store: ClusterStore) -> None:
         side: Any = Side(RedisTimeoutError("x"))
         store._sides[""] = side
 
         with pytest.raises(StoreUnavailable):
             store.run(OPERATION)
+
+
+# --- in an event loop -------------------------------------------------------------------------------------------------
+
+
+class SideOfALoop(Side):
+    """The connections of an event loop."""
+
+    is_closed = False
+
+    def pool(self, server: Address, breaker: Breaker, *, is_slow: bool) -> Any:
+        execute = super().pool(server, breaker, is_slow=is_slow).execute
+
+        async def executed(*given: Any, **options: Any) -> Any:
+            return execute(*given, **options)
+
+        return SimpleNamespace(execute=executed)
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+class TestAnEventLoop:
+    def test_gets_the_reply_of_the_server_that_has_the_slot(self, store: ClusterStore) -> None:
+        side = SideOfALoop(REPLY)
+        store._by_loop = ByLoop(lambda: side)
+
+        assert asyncio.run(store.arun(OPERATION)) == REPLY
+        assert (side.calls, side.is_closed) == ([(A, False)], True)
+
+    def test_gets_the_error_of_a_server(self, store: ClusterStore) -> None:
+        store._by_loop = ByLoop(lambda: SideOfALoop(RedisTimeoutError("x")))
+
+        with pytest.raises(StoreUnavailable):
+            asyncio.run(store.arun(OPERATION))
+
+
+# --- plain commands ---------------------------------------------------------------------------------------------------
+
+
+class TestPlainCommands:
+    @pytest.fixture
+    def lent(self, store: ClusterStore) -> Mock:
+        """The settings of the store, whose servers have a client each; A has the slot of the system keys."""
+        side: Any = Side(REPLY)
+        side.client.nodes_manager.slots_cache[slot_of(SYSTEM_TAG)] = [side.client.primaries[0]]
+        side.client.nodes_manager.initialize = Mock()
+        side.close = Mock()
+        store._sides[""] = side
+        settings = Mock()
+        settings.plain_client = Mock(side_effect=lambda name: Mock(named=name))
+        vars(store)["_settings"] = settings
+        return settings
+
+    @pytest.mark.parametrize(("server", "asked"), [(None, "a:1"), ("b:2", "b:2")], ids=["of the system", "named"])
+    def test_go_to_a_server(self, server: str | None, asked: str, store: ClusterStore, lent: Mock) -> None:
+        with store.commands(server) as client:
+            assert client.named == asked  # type: ignore[attr-defined]
+
+    def test_go_over_one_client_of_each_server(self, store: ClusterStore, lent: Mock) -> None:
+        for server in ("a:1", "b:2", "a:1"):
+            with store.commands(server):
+                pass
+
+        assert [call.args for call in lent.plain_client.call_args_list] == [("a:1",), ("b:2",)]
+
+    def test_are_asked_of_no_server_whose_breaker_is_open(self, store: ClusterStore, lent: Mock) -> None:
+        fail(store._breaker("b:2"))
+
+        with pytest.raises(StoreUnavailable), store.commands("b:2"):
+            pass
+
+    @pytest.mark.parametrize("error", [RedisConnectionError("x"), OSError("x")], ids=type)
+    def test_raise_our_errors(self, error: Exception, store: ClusterStore, lent: Mock) -> None:
+        with pytest.raises(StoreUnavailable), store.commands("b:2"):
+            raise error
+
+    def test_find_all_primaries_in_order_after_the_slots_are_read(self, store: ClusterStore, lent: Mock) -> None:
+        client = store._sides[""].client
+        client.primaries.reverse()
+
+        assert store.servers() == ["a:1", "b:2"]
+        client.nodes_manager.initialize.assert_called_once_with()
+
+    def test_of_a_closed_store_have_no_connection_left(self, store: ClusterStore, lent: Mock) -> None:
+        with store.commands("b:2") as client:
+            pass
+
+        store.close()
+
+        client.close.assert_called_once_with()  # type: ignore[attr-defined]
+        store._sides[""].close.assert_called_once_with()  # type: ignore[attr-defined]
+
+
+class TestANewStore:
+    @pytest.fixture
+    def new(self) -> ClusterStore:
+        which: Any = SimpleNamespace(raise_problem=Mock(), cluster=lambda: ([A], {}))
+        return ClusterStore(which)
+
+    def test_is_open(self, new: ClusterStore) -> None:
+        assert not new._sync._is_closed
+
+    def test_reads_where_its_cluster_is_when_it_is_first_used(self, new: ClusterStore) -> None:
+        assert new._sync.settings.addresses == [A]
+
+    def test_has_one_side_for_all_threads(self, new: ClusterStore) -> None:
+        assert new._sync is new._sync
+
+    @forks
+    def test_begins_anew_in_a_child_process(self, new: ClusterStore) -> None:
+        before = new._sync
+
+        assert in_child(lambda: int(new._sync is not before)) == 1
+
+    def test_that_is_closed_keeps_no_connection(self, new: ClusterStore) -> None:
+        new.close()
+
+        assert new._sync._is_closed
 
 
 # --- what is known of the servers -------------------------------------------------------------------------------------
