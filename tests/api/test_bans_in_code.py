@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
@@ -479,8 +480,28 @@ class TestWhoAndWhy:
         ban("search", SUBJECT, 600, reason="spam", by=ann)
 
         entry = LogEntry.objects.get()
-        assert (entry.object_id, entry.user) == (SUBJECT, ann)
+        assert (entry.object_id, entry.object_repr, entry.user) == (SUBJECT, SUBJECT, ann)
         assert re.fullmatch(r"Ban: search, until \S+Z \(spam\)", entry.change_message)
+        assert entry.is_change()
+        assert entry.content_type is not None
+        assert entry.content_type.model == "subject"
+
+    @pytest.mark.usefixtures("database")
+    def test_the_log_of_the_admin_has_no_ban_that_changed_nothing(self) -> None:
+        ann = User.objects.create_user("ann")
+
+        for seconds in (600, 60):
+            ban("search", SUBJECT, seconds, by=ann)
+
+        assert LogEntry.objects.count() == 1
+
+    @pytest.mark.usefixtures("database")
+    def test_a_site_without_the_admin_has_no_such_log(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(apps, "is_installed", lambda name: name != "django.contrib.admin")
+
+        assert not ban("search", SUBJECT, 600, by=User.objects.create_user("ann"))
+
+        assert not LogEntry.objects.exists()
 
     @pytest.mark.parametrize(
         "given",
