@@ -12,7 +12,6 @@ from django.test import Client
 from django.utils import timezone
 
 from django_quota import check
-from django_quota.admin.events_page import PER_EVENTS_PAGE
 from django_quota.core.clock import now
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.resolving import event_log_of
@@ -278,13 +277,13 @@ def test_the_end_of_an_event_in_csv_is_a_moment_if_there_is_one(client: Client, 
 
 @pytest.mark.usefixtures("memory_store")
 def test_the_next_page_goes_on_with_older_events(client: Client) -> None:
-    log(*[record(subject=f"org:{number}") for number in range(PER_EVENTS_PAGE + 3)])
+    log(*[record(subject=f"org:{number}") for number in range(103)])
     first = client.get(PAGE, {"rule": "a"}).content.decode()
 
     (older,) = re.findall(r'href="([^"]*before=[^"]*)"', first)
     second = client.get(PAGE + older.replace("&amp;", "&")).content.decode()
 
-    assert len(text_of(first)) == PER_EVENTS_PAGE
+    assert len(text_of(first)) == 100
     assert [line.split()[2] for line in text_of(second)] == ["org:2", "org:1", "org:0"]
     assert 'href="?rule=a"' in second, "the newest again"
 

@@ -217,7 +217,10 @@ class TestOnRedis:
 
     @pytest.mark.usefixtures("four_events")
     def test_an_open_page_refreshes_what_its_filter_shows(self, client: Client) -> None:
-        assert f'data-content-url="{CONTENT}?rule=nobody"' in shown(client, rule="nobody")
+        page = shown(client, rule="nobody")
+
+        assert f'data-content-url="{CONTENT}?rule=nobody"' in page
+        assert 'data-refresh-interval="5"' in page  # seconds
 
     def test_the_content_view_has_only_the_part_that_changes(self, client: Client) -> None:
         content = shown(client, CONTENT)

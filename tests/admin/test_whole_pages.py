@@ -551,6 +551,22 @@ def test_the_search_for_a_subject(client: Client) -> None:
     ]
 
 
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    "url",
+    [
+        pytest.param("subject/?subject={}", id="a subject"),
+        pytest.param("subject/action/reset/?subject={}", id="an action"),
+        pytest.param("dailycounter/usage/?subject={}", id="usage"),
+        pytest.param("quotaoverride/rule/?name={}", id="a rule"),
+    ],
+)
+def test_a_title_has_eighty_characters_of_a_long_name(client: Client, url: str) -> None:
+    page = client.get(f"/admin/django_quota/{url.format('name:' + 'x' * 90)}").content.decode()
+
+    assert f"name:{'x' * 74}\N{HORIZONTAL ELLIPSIS}" in page.partition("</title>")[0]
+
+
 @pytest.mark.usefixtures("redis_cache")
 def test_the_overview_of_a_redis(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     server = {"version": "7.2.4", "role": "master", "uptime": 7_200, "used": 2_048, "most": 4_096, "clients": 1_003}
