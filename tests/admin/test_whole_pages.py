@@ -81,9 +81,10 @@ def used(refused: None) -> None:
             slot(name, limit, subject=subject).acquire()
         for _ in range(2):
             check("1/m", "user:7", name="trial", shadow=True)
-    for rule, day, counts in (("api", date(2025, 11, 20), (1200, 3, 4000)), ("login", date(2025, 11, 21), (2, 1, 2))):
-        allowed, refused, units = counts
-        DailyCounter.objects.create(subject="user:7", rule=rule, day=day, allowed=allowed, refused=refused, units=units)
+    DailyCounter.objects.create(
+        subject="user:7", rule="api", day=date(2025, 11, 20), allowed=1_200, refused=3, units=4_000
+    )
+    DailyCounter.objects.create(subject="user:7", rule="login", day=date(2025, 11, 21), allowed=2, refused=1, units=2)
 
 
 @pytest.fixture

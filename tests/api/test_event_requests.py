@@ -68,7 +68,7 @@ def test_the_event_of_a_refusal_says_who_sent_which_request(kind: str) -> None:
     (event,) = logged()
     assert (event.kind, event.rule, event.subject) == ("refused", "reports", "ip:192.0.2.1")
     assert (event.user, event.method, event.path) == ("user:7", "GET", "/api/reports/")
-    assert (event.cost, event.used, event.capacity) == (1, 0, 0)
+    assert (event.cost, event.remaining, event.capacity) == (1, 0, 0)
 
 
 @pytest.mark.usefixtures("either_store")
@@ -78,7 +78,7 @@ def test_an_event_says_how_many_units_were_needed_of_how_many() -> None:
 
     event = logged(kinds=["refused"])[0]
 
-    assert (event.cost, event.remaining, event.used, event.capacity) == (50, 49, 551, 600)
+    assert (event.cost, event.remaining, event.capacity) == (50, 49, 600)
 
 
 @pytest.mark.usefixtures("either_store")
