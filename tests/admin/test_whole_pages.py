@@ -53,7 +53,8 @@ def said(client: Client, url: str, **form: Any) -> list[str]:
 
 def below_search(lines: list[str]) -> list[str]:
     """Return the lines below the form of a search and its help."""
-    return lines[lines.index("Find") + 2 :]
+    (form,) = [number for number, line in enumerate(lines) if line.endswith("} Find") or line == "Find"]
+    return lines[form + 2 :]
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def raised(refused: None) -> None:
     """Everybody has another rate of api, a network is blocked, and a user is exempt."""
     override("*", "api", "rate", rate="20/m", reason="busy", starts=BEGIN, expires=END, pk=81)
     override("ip:198.51.100.0/24", starts=BEGIN, pk=82)
-    override("user:7", "api", "exempt", starts=BEGIN)
+    override("user:7", "api", "exempt", starts=BEGIN, pk=83)
 
 
 @pytest.mark.usefixtures("blocked")
@@ -105,22 +106,26 @@ def test_the_bans_of_two_subjects(client: Client) -> None:
         "Ban… [ban/set/]",
         "Bans in force",
         "The memory store keeps no list of bans. Find those of a subject, in the process that answers.",
-        "Blocks in force, the newest first, then bans of rules, the first to end first",
+        (
+            "{subject=user:7} {subject=ip:198.51.100.0/24} {rule=} Blocks in force, the newest first, then "
+            "bans of rules, the first to end first"
+        ),
         "Subject | Rule | Since | Until | Kind | Reason",
         (
-            "user:7 [subject/?subject=user%3A7] | login [quotaoverride/rule/?name=login] | Nov. 1, 2025, "
-            "midnight UTC | never | Block | -"
+            '{ban=["user:7", "login", true]} user:7 [subject/?subject=user%3A7] | login '
+            "[quotaoverride/rule/?name=login] | Nov. 1, 2025, midnight UTC | never | Block | -"
         ),
         (
-            "ip:198.51.100.0/24 | all rules | Nov. 1, 2025, midnight UTC | Jan. 2, 2099, midnight UTC | Block "
-            "| spam (by root)"
+            '{ban=["ip:198.51.100.0/24", "*", true]} ip:198.51.100.0/24 | all rules | Nov. 1, 2025, midnight '
+            "UTC | Jan. 2, 2099, midnight UTC | Block | spam (by root)"
         ),
         (
-            "user:7 [subject/?subject=user%3A7] | login [quotaoverride/rule/?name=login] | Nov. 21, 2025, 4:40 "
-            "a.m. UTC | Nov. 21, 2025, 4:50 a.m. UTC | First ban | fast (by the watchdog)"
+            '{ban=["user:7", "login"]} user:7 [subject/?subject=user%3A7] | login '
+            "[quotaoverride/rule/?name=login] | Nov. 21, 2025, 4:40 a.m. UTC | Nov. 21, 2025, 4:50 a.m. UTC | "
+            "First ban | fast (by the watchdog)"
         ),
         "Lift selected bans",
-        "Lift all 3 bans of this list",
+        "{all=1} Lift all 3 bans of this list",
         "History",
         (
             "From the events since Nov. 21, 2025, 4:40 a.m. UTC; older ones are not read. The page of a "
@@ -166,7 +171,10 @@ def test_the_question_before_bans_are_lifted(client: Client) -> None:
         "This ends 2 bans. What was counted stays. The next ban of each subject counts as the first again.",
         "user:7 [subject/?subject=user%3A7], login",
         "ip:198.51.100.0/24, all rules",
-        "Yes: lift 2 bans",
+        (
+            '{rule=} {bans=[["user:7", "login", false], ["ip:198.51.100.0/24", "*", true]]} {confirmed=yes} '
+            "Yes: lift 2 bans"
+        ),
         "No, take me back [ban/]",
     ]
 
@@ -174,33 +182,39 @@ def test_the_question_before_bans_are_lifted(client: Client) -> None:
 @pytest.mark.usefixtures("blocked")
 def test_a_banned_subject(client: Client) -> None:
     assert below_search(said(client, "subject/?subject=user:7")) == [
-        "Right now",
-        "Refused by login until 04:50:00 UTC (first ban). Lift ban refused by login until 04:50:00 UTC (first ban)",
+        "{subject=user:7} Right now",
+        (
+            "Refused by login until 04:50:00 UTC (first ban). {on=login} Lift ban refused by login until "
+            "04:50:00 UTC (first ban)"
+        ),
         "Usage by day [dailycounter/usage/?subject=user%3A7]",
         "Events [overview/events/?subject=user%3A7]",
         "Add an override [quotaoverride/add/?subject=user%3A7]",
         "All rules",
-        "Lift ban",
-        "Raise for a day",
-        "Exempt",
-        "Reset",
-        "Block",
+        "{on=*} Lift ban",
+        "{on=*} Raise for a day",
+        "{on=*} Exempt",
+        "{on=*} Reset",
+        "{on=*} Block",
         "Bans",
         "Bans",
         "Rule | Ends in | Ends at | Note",
-        "login | 10 minutes | Nov. 21, 2025, 4:50 a.m. UTC | First ban: fast (by the watchdog) Lift ban login",
+        (
+            "login | 10 minutes | Nov. 21, 2025, 4:50 a.m. UTC | First ban: fast (by the watchdog) {on=login} "
+            "Lift ban login"
+        ),
         "Rules",
         "login [quotaoverride/rule/?name=login]",
         "9/m by sliding window 0 of 9 used, 9 left 0 of 9 used, 9 left no hit is admitted (blocked by an override)",
         "Override: blocked",
         "Change… login",
-        "Raise for a day login",
-        "Exempt login",
-        "Reset login",
-        "Block login",
+        "{on=login} Raise for a day login",
+        "{on=login} Exempt login",
+        "{on=login} Reset login",
+        "{on=login} Block login",
         "1 rule that counts others",
         "api counts by ip.",
-        "Recent refusals",
+        "{subject=user:7} Recent refusals",
         "Refusals and bans among the newest events, newest first",
         "When | Rule | What | Request | Limit | Until",
         "04:40:00 UTC | login | banned | the watchdog | 9 | 04:50:00 UTC",
@@ -209,7 +223,7 @@ def test_a_banned_subject(client: Client) -> None:
         "Rule | Subject | Instead | Holds for | State | Starts | Expires | Reason | By | Actions",
         (
             "login [quotaoverride/72/change/] | user:7 | blocked | login | active | Nov. 1, 2025, midnight UTC "
-            "| never | - | - | Clear override login"
+            "| never | - | - | {on=login} Clear override login"
         ),
         "History",
         "Nothing yet.",
@@ -228,7 +242,7 @@ def test_the_overview(client: Client) -> None:
         "refused",
         "banned",
         "near its limit",
-        "Filter",
+        "{rule=} {subject=} Filter",
         "Nov. 21, 2025, UTC",
         (
             "04:40:00 refused ip:192.0.2.1 [subject/?subject=ip%3A192.0.2.1] by api: needed 6, 4 of 10 are "
@@ -261,12 +275,12 @@ def test_the_overview(client: Client) -> None:
 def test_the_events(client: Client) -> None:
     assert said(client, "overview/events/?rule=api") == [
         "Refusals, bans and warnings",
-        "all kinds",
+        "{find=} all kinds",
         "refused",
         "banned",
         "near its limit",
-        "from",
-        "until",
+        "{rule=api} {path=} from {since=}",
+        "until {until=}",
         "Filter",
         "Nov. 21, 2025, UTC",
         (
@@ -375,16 +389,16 @@ def test_the_preview_of_a_block_of_a_network(client: Client) -> None:
 @pytest.mark.usefixtures("raised")
 def test_a_subject_with_another_rate(client: Client) -> None:
     assert below_search(said(client, "subject/?subject=ip:192.0.2.1")) == [
-        "Right now",
+        "{subject=ip:192.0.2.1} Right now",
         "No limit on this page refuses the next hit.",
         "Usage by day [dailycounter/usage/?subject=ip%3A192.0.2.1]",
         "Events [overview/events/?subject=ip%3A192.0.2.1]",
         "Add an override [quotaoverride/add/?subject=ip%3A192.0.2.1]",
         "All rules",
-        "Raise for a day",
-        "Exempt",
-        "Reset",
-        "Block",
+        "{on=*} Raise for a day",
+        "{on=*} Exempt",
+        "{on=*} Reset",
+        "{on=*} Block",
         "Rules",
         "api [quotaoverride/rule/?name=api]",
         (
@@ -393,19 +407,19 @@ def test_a_subject_with_another_rate(client: Client) -> None:
         ),
         "Override (everybody): 20/m , until Jan. 2, 2099, midnight UTC : busy",
         "Change… api",
-        "Raise for a day api",
-        "Exempt api",
-        "Reset api",
-        "Block api",
+        "{on=api} Raise for a day api",
+        "{on=api} Exempt api",
+        "{on=api} Reset api",
+        "{on=api} Block api",
         "1 unused rule",
         "login [quotaoverride/rule/?name=login]",
         "9/m by sliding window 0 of 9 used, 9 left 0 of 9 used, 9 left the next hit is admitted",
         "Change… login",
-        "Raise for a day login",
-        "Exempt login",
-        "Reset login",
-        "Block login",
-        "Recent refusals",
+        "{on=login} Raise for a day login",
+        "{on=login} Exempt login",
+        "{on=login} Reset login",
+        "{on=login} Block login",
+        "{subject=ip:192.0.2.1} Recent refusals",
         "Refusals and bans among the newest events, newest first",
         "When | Rule | What | Request | Limit | Until",
         "04:40:00 UTC | api | refused | - | 10 | 04:41:00 UTC",
@@ -435,10 +449,11 @@ def test_the_question_before_overrides_become_blocks(client: Client) -> None:
         "ip:198.51.100.0/24, all rules: blocked",
         "user:7, api: exempt",
         (
-            "This blocks everybody, and so you. If you lock yourself out, this command lifts it: manage.py "
-            "quota_override clear '*' --rule api"
+            "{_selected_action=81} {_selected_action=82} {_selected_action=83} {action=block_selected} "
+            "{confirmed=yes} This blocks everybody, and so you. If you lock yourself out, this command lifts "
+            "it: manage.py quota_override clear '*' --rule api"
         ),
-        "Block it although it blocks me",
+        "{_locks_me_out=1} Block it although it blocks me",
         "Yes, I\N{RIGHT SINGLE QUOTATION MARK}m sure",
         "No, take me back [quotaoverride/]",
     ]
@@ -452,18 +467,18 @@ def test_the_question_before_a_raise(client: Client) -> None:
             "that you choose. What was used before still counts. Not raised: api (an override is in force: "
             "20/m)."
         ),
-        "Rate, duration and reason",
+        "{subject=ip:192.0.2.1} {on=api} {confirmed=yes} Rate, duration and reason",
         "Raise to: (required)",
         "x2: not possible",
         "x5: not possible",
         "x10: not possible",
         "For:",
         "an hour",
-        "a day",
+        "* a day",
         "seven days",
         "until it is cleared",
         "Reason:",
-        "Tells others why. Yes: Raise for a day",
+        "{reason=} Tells others why. Yes: Raise for a day",
         "No, take me back [subject/?subject=ip%3A192.0.2.1]",
     ]
 
@@ -471,31 +486,31 @@ def test_the_question_before_a_raise(client: Client) -> None:
 @pytest.mark.usefixtures("used")
 def test_a_subject_with_a_slot_and_usage(client: Client) -> None:
     assert below_search(said(client, "subject/?subject=user:7")) == [
-        "Right now",
+        "{subject=user:7} Right now",
         "No limit on this page refuses the next hit.",
         "Usage by day [dailycounter/usage/?subject=user%3A7]",
         "Events [overview/events/?subject=user%3A7]",
         "Add an override [quotaoverride/add/?subject=user%3A7]",
         "All rules",
-        "Raise for a day",
-        "Exempt",
-        "Reset",
-        "Block",
+        "{on=*} Raise for a day",
+        "{on=*} Exempt",
+        "{on=*} Reset",
+        "{on=*} Block",
         "Rules",
         "Nothing is used, and no override or ban is in force.",
         "1 unused rule",
         "login [quotaoverride/rule/?name=login]",
         "9/m by sliding window 0 of 9 used, 9 left 0 of 9 used, 9 left the next hit is admitted",
         "Change… login",
-        "Raise for a day login",
-        "Exempt login",
-        "Reset login",
-        "Block login",
+        "{on=login} Raise for a day login",
+        "{on=login} Exempt login",
+        "{on=login} Reset login",
+        "{on=login} Block login",
         "1 rule that cannot be read",
         "trial neither the settings nor the views have this name, and it does not contain the rate and options",
         "1 rule that counts others",
         "api counts by ip. Subjects look like ip:192.0.2.1.",
-        "Overrides",
+        "{subject=user:7} Overrides",
         "There are none.",
         "The last days",
         "Checks of the last days, by rule",
@@ -518,13 +533,13 @@ def test_the_usage_of_a_rule(client: Client) -> None:
         "This month | 2 | 1 | 2",
         "Today | 2 | 1 | 2",
         "The year 2025",
-        "2025 [?subject=user%3A7&rule=login&year=2025]",
+        "* 2025 [?subject=user%3A7&rule=login&year=2025]",
         "Checks a day:",
         "none",
         "1-3",
         "some refused",
         "Day by day",
-        "Last 30 days [?subject=user%3A7&rule=login&days=30]",
+        "* Last 30 days [?subject=user%3A7&rule=login&days=30]",
         "Last 90 days [?subject=user%3A7&rule=login&days=90]",
         "2025 [?subject=user%3A7&rule=login&days=year]",
         "allowed",
@@ -537,7 +552,7 @@ def test_the_usage_of_a_rule(client: Client) -> None:
         "Rules, busiest first",
         "Rule | Allowed | Refused | Units",
         "api [?subject=user%3A7&rule=api] | 1,200 | 3 | 4,000",
-        "login [?subject=user%3A7] | 2 | 1 | 2",
+        "* login [?subject=user%3A7] | 2 | 1 | 2",
         "trial [?subject=user%3A7&rule=trial] | 1 | 1 | 1",
     ]
 
