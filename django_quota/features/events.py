@@ -121,16 +121,6 @@ class Event:
         return entry_time(self.id)
 
     @property
-    def used(self) -> int:
-        """How many units of the limit were used."""
-        return self.capacity - self.remaining
-
-    @property
-    def value(self) -> str | None:
-        """The subject without its kind: `"203.0.113.9"` of `"ip:203.0.113.9"`, but all of `"global"`."""
-        return None if self.subject is None else self.subject.partition(":")[2] or self.subject
-
-    @property
     def lasts(self) -> int:
         """The time from the event to its end in microseconds, to the millisecond; 0 if it has no end."""
         return max(0, self.until - self.at) // 1_000 * 1_000 if self.until else 0

@@ -59,6 +59,13 @@ def found(client: Client, text: str, rule: str = "") -> list[str]:
     return [row[0] for row in words_of(page, "Bans in force")]
 
 
+def offered(client: Client, **query: Any) -> list[str]:
+    """Return what the boxes of the list stand for."""
+    return [
+        unescape(each) for each in re.findall(r'name="ban" value="([^"]*)"', client.get(PAGE, query).content.decode())
+    ]
+
+
 def pair(subject: str, rule: str = "login") -> str:
     return json.dumps([subject, rule])
 
@@ -107,7 +114,9 @@ class TestInEachStore:
         assert [row[3] for row in rows if not re.search(r", 20\d\d, .* (UTC|\w{3,4})$", row[3])] == []
 
     def test_a_confirmed_lift_ends_the_selected_bans(self, ann: str) -> None:
-        page = lift(superuser(), pair(ann), pair(ann, "search"), subject=ann)
+        client = superuser()
+
+        page = lift(client, *offered(client, subject=ann), subject=ann)
 
         assert "This ends 2 bans." in page
         assert "2 bans were lifted." in page
@@ -770,10 +779,19 @@ class TestSettingABan:
         client = superuser()
         self.set_ban(client)
 
-        page = lift(client, json.dumps([ann, "*", True]))
+        page = lift(client, *offered(client))
 
         assert "1 ban was lifted." in page
         assert peek("login", ann)
+
+    def test_it_alone_is_lifted(self, ann: str) -> None:
+        for subject, rule in ((ann, "search"), (ann, "login"), (SUBJECT, "search")):
+            block(subject, rule=rule)
+
+        lift(superuser(), json.dumps([ann, "search", True]))
+
+        left = QuotaOverride.objects.order_by("pk").values_list("subject", "rule")
+        assert list(left) == [(ann, "login"), (SUBJECT, "search")]
 
     def test_all_of_the_list_are_lifted_with_the_bans_of_rules(self, ann: str) -> None:
         client = superuser()
@@ -813,6 +831,14 @@ class TestSettingABan:
         assert 'type="checkbox"' not in client.get(PAGE).content.decode()
         assert "Select the bans to lift." in lift(client, json.dumps([ann, "*", True]))
         assert QuotaOverride.objects.exists()
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("page", ["", "set/", "lift/"])
+def test_whoever_may_change_bans_but_not_see_them_has_no_page(page: str) -> None:
+    client = operator("lift_ban", "add_quotaoverride", "change_quotaoverride", "delete_quotaoverride")
+
+    assert client.post(f"{PAGE}{page}").status_code == 403
 
 
 @pytest.mark.usefixtures("redis_cache")

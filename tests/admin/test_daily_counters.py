@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator
 from datetime import date, timedelta
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import User
+from django.db.models import Q
 from django.test import AsyncRequestFactory, Client, RequestFactory
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -256,6 +258,7 @@ def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client, query
     [
         pytest.param("?day__year=2024", ["November 2024", "December 2024"], id="months between"),
         pytest.param("?day__year=2024&day__month=12", ["December 30", "December 31"], id="days between"),
+        pytest.param("?day__year=2024&day__month=11", ["November 30"], id="a day before a later month"),
         pytest.param("?day__month=12", ["2024"], id="a month of no year"),
     ],
 )
@@ -264,6 +267,22 @@ def test_dates_to_choose_end_with_the_last_day_of_a_year(client: Client, query: 
         row("user:1", day=day)
 
     assert date_choices(client, query) == choices
+
+
+@pytest.mark.parametrize(
+    ("vendor", "condition"),
+    [
+        pytest.param("sqlite", Q(subject__gte="user:", subject__lte="user:\U0010ffff"), id="SQLite"),
+        pytest.param("postgresql", Q(subject__gte="user:", subject__lte="user:\U0010ffff"), id="PostgreSQL"),
+        pytest.param("mysql", Q(subject__startswith="user:"), id="MySQL"),
+    ],
+)
+def test_a_kind_is_a_range_of_an_index_where_a_database_compares_bytes(
+    vendor: str, condition: Q, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daily_counters, "connections", {"default": Mock(vendor=vendor)})
+
+    assert of_kind("user:", "default") == condition
 
 
 def test_at_most_fifty_years_can_be_chosen(client: Client) -> None:

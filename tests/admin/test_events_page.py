@@ -12,11 +12,10 @@ from django.test import Client
 from django.utils import timezone
 
 from django_quota import check
-from django_quota.admin.events_page import PER_EVENTS_PAGE
 from django_quota.core.clock import now
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.resolving import event_log_of
-from django_quota.features.events import EVENTS_A_PAGE, SEARCHED
+from django_quota.features.events import EVENTS_A_PAGE, SEARCHED, Event, Flood, with_floods
 from django_quota.testing import freeze
 from tests.admin.operators import operator
 from tests.support.events import event_fields, record
@@ -278,13 +277,13 @@ def test_the_end_of_an_event_in_csv_is_a_moment_if_there_is_one(client: Client, 
 
 @pytest.mark.usefixtures("memory_store")
 def test_the_next_page_goes_on_with_older_events(client: Client) -> None:
-    log(*[record(subject=f"org:{number}") for number in range(PER_EVENTS_PAGE + 3)])
+    log(*[record(subject=f"org:{number}") for number in range(103)])
     first = client.get(PAGE, {"rule": "a"}).content.decode()
 
     (older,) = re.findall(r'href="([^"]*before=[^"]*)"', first)
     second = client.get(PAGE + older.replace("&amp;", "&")).content.decode()
 
-    assert len(text_of(first)) == PER_EVENTS_PAGE
+    assert len(text_of(first)) == 100
     assert [line.split()[2] for line in text_of(second)] == ["org:2", "org:1", "org:0"]
     assert 'href="?rule=a"' in second, "the newest again"
 
@@ -403,6 +402,62 @@ def test_a_flood_ends_after_ten_minutes_without_a_refusal(client: Client, raw: r
         "6 users since 05:00:06 UTC",
         "6 users since 04:40:00 UTC",
     ]
+
+
+def folded(*refused: tuple[str, str, float], kind: str = "refused") -> list[tuple[int, int] | str | None]:
+    """Fold refusals, each of a rule, a subject and a second, the newest first; a flood: its events and subjects."""
+    events = [
+        Event.read(f"{int(START // 1_000 + second * 1_000)}-0", event_fields(kind, rule=rule, subject=subject))
+        for rule, subject, second in refused
+    ]
+    return [
+        (len(each.events), each.subjects) if isinstance(each, Flood) else each.subject for each in with_floods(events)
+    ]
+
+
+def spread(number: int, gap: float, rule: str = "api", subject: str = "user:{}") -> list[tuple[str, str, float]]:
+    """Return refusals of so many subjects, so many seconds apart."""
+    return [(rule, subject.format(each), each * gap) for each in reversed(range(number))]
+
+
+@pytest.mark.parametrize(
+    ("refused", "lines"),
+    [
+        pytest.param(spread(5, 1), [(5, 5)], id="five subjects"),
+        pytest.param(spread(4, 1), ["user:3", "user:2", "user:1", "user:0"], id="four subjects"),
+        pytest.param(spread(5, 1, subject="ip:1"), [(5, 1)], id="one subject five times"),
+        pytest.param(spread(4, 1, subject="ip:1"), ["ip:1"] * 4, id="one subject four times"),
+        pytest.param([*spread(5, 1, subject="ip:1"), ("api", "ip:2", -1)], [(5, 1), "ip:2"], id="one of two subjects"),
+        pytest.param(spread(5, 600), [(5, 5)], id="ten minutes apart"),
+        pytest.param(spread(5, 600.001), [f"user:{each}" for each in (4, 3, 2, 1, 0)], id="further apart"),
+        pytest.param(
+            [*spread(3, 1), *spread(3, 1, "web")], [f"user:{each}" for each in (2, 1, 0)] * 2, id="of two rules"
+        ),
+        pytest.param([("web", "ip:9", 9), *spread(5, 1)], ["ip:9", (5, 5)], id="after a later refusal"),
+    ],
+)
+def test_refusals_are_a_flood_if_they_are(refused: Any, lines: list[Any]) -> None:
+    assert folded(*refused) == lines
+
+
+def test_bans_are_no_flood() -> None:
+    assert folded(*spread(5, 1, subject="ip:1"), kind="banned") == ["ip:1"] * 5
+
+
+@pytest.mark.parametrize(
+    ("subjects", "kind"),
+    [
+        pytest.param(["user:1", "user:2"], "user", id="users"),
+        pytest.param(["user:1", "ip:192.0.2.1"], "", id="a user and an address"),
+        pytest.param(["user:1", f"~{'0' * 64}"], "user", id="a user and a name too long to keep"),
+        pytest.param([f"~{'0' * 64}"], "", id="a name too long to keep"),
+        pytest.param(["user:1+ip:192.0.2.1"], "", id="a user at an address"),
+    ],
+)
+def test_the_subjects_of_a_flood_have_a_kind_if_all_have_the_same(subjects: list[str], kind: str) -> None:
+    events = [Event.read("1-0", event_fields(subject=subject)) for subject in subjects]
+
+    assert Flood(events, len(events)).kind_of_subjects == kind
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -2,8 +2,9 @@
 
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -14,13 +15,14 @@ from redis.connection import AbstractConnection
 
 from django_quota import Rule, ban, check, slot
 from django_quota.admin import overview
-from django_quota.admin.overview import _warnings
+from django_quota.admin.overview import _database_warnings, _warnings
 from django_quota.admin.wording import local_moment, moment_in_words
 from django_quota.core.clock import DAY
+from django_quota.core.errors import StoreUnavailable
 from django_quota.features.events import EVENTS_A_PAGE, SEARCHED
 from django_quota.limiting.metrics import SLOT_TTL
 from django_quota.limiting.registry import get_limiter
-from django_quota.models import QuotaOverride
+from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.activity import (
     RULES,
     SLOTS_SHOWN,
@@ -128,6 +130,17 @@ def test_it_says_that_limits_are_switched_off(client: Client, settings: Any) -> 
 
 
 @pytest.mark.usefixtures("memory_store")
+def test_it_warns_of_overrides_that_cannot_be_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "The overrides cannot be read from the database. Those that were read last hold: "
+    calm = shown(client)
+
+    monkeypatch.setattr(overview, "overrides", Mock(problem="too many clients"))
+
+    assert words not in calm
+    assert f"</strong> {words}too many clients</p>" in shown(client)
+
+
+@pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("page", ["overview/", "subject/?subject=user%3A1", "ban/"])
 def test_it_says_in_red_that_an_override_exempts_everybody(database: Any, page: str) -> None:
     client = operator("view_overview", "view_subject", "view_ban")
@@ -204,7 +217,10 @@ class TestOnRedis:
 
     @pytest.mark.usefixtures("four_events")
     def test_an_open_page_refreshes_what_its_filter_shows(self, client: Client) -> None:
-        assert f'data-content-url="{CONTENT}?rule=nobody"' in shown(client, rule="nobody")
+        page = shown(client, rule="nobody")
+
+        assert f'data-content-url="{CONTENT}?rule=nobody"' in page
+        assert 'data-refresh-interval="5"' in page  # seconds
 
     def test_the_content_view_has_only_the_part_that_changes(self, client: Client) -> None:
         content = shown(client, CONTENT)
@@ -309,6 +325,20 @@ class TestOnRedis:
     def test_a_busy_site_takes_few_queries(self, client: Client, django_assert_num_queries: Any) -> None:
         with django_assert_num_queries(5):  # four of the admin: who it is, and what they may; one of ours
             assert client.get(PAGE).status_code == 200
+
+    @pytest.mark.parametrize(
+        ("rows", "words"),
+        [
+            pytest.param([], '<span class="quota-quiet">never; run quota_rollup</span>', id="never"),
+            pytest.param([date(2026, 3, 14), date(2026, 3, 15), date(2026, 3, 1)], "March 15, 2026", id="a day"),
+        ],
+    )
+    def test_it_says_up_to_which_day_usage_is_in_the_database(
+        self, client: Client, rows: list[date], words: str
+    ) -> None:
+        DailyCounter.objects.bulk_create(DailyCounter(subject="user:1", rule="api", day=day) for day in rows)
+
+        assert f"<dt>Rolled up to</dt><dd>{words}</dd>" in shown(client)
 
     @pytest.fixture
     def no_redis(self, redis_cache: None, settings: Any) -> None:
@@ -614,6 +644,19 @@ def test_a_redis_that_evicts_keys_names_the_rules_that_count_long(settings: Any)
     *_, words = _warnings(Health(0.1, most=10_240, policy="allkeys-lru"))
 
     assert words.startswith("These rules count weeks, months or years there: a, c.")
+
+
+def test_the_overview_warns_of_a_database_of_rules_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent, answering = Mock(), Mock()
+    silent.store.database.ping.side_effect = StoreUnavailable("it is gone")
+    in_memory = Mock(store=Mock(database=None))
+    monkeypatch.setattr(overview, "counting_stores", lambda: [silent, answering, in_memory, silent])
+
+    (words,) = _database_warnings()  # the first store is that of the whole page
+
+    assert words == (
+        'The database of rules with store="database" does not answer: The quota store is unavailable: it is gone'
+    )
 
 
 def test_a_redis_that_evicts_keys_is_a_risk() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
@@ -18,16 +19,18 @@ from django_quota import Decision, Rule, aban, areset, aunban, ban, check, peek,
 from django_quota.conf import current
 from django_quota.engine.events import AppendEvents
 from django_quota.exceptions import RuleError, StoreUnavailable
-from django_quota.features.events import newest_events
+from django_quota.features.bans import fates
+from django_quota.features.events import Event, newest_events
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import banned
 from django_quota.testing import freeze
 from tests.support.calls import always
 from tests.support.commands import json_of
 from tests.support.counts import bans_of
+from tests.support.events import event_fields
 from tests.support.outages import no_answer
 from tests.support.overridden import override
-from tests.support.steps import MINUTE, START
+from tests.support.steps import MINUTE, SECOND, START
 from tests.support.stores import spy
 
 SUBJECT = "ip:203.0.113.9"
@@ -477,8 +480,28 @@ class TestWhoAndWhy:
         ban("search", SUBJECT, 600, reason="spam", by=ann)
 
         entry = LogEntry.objects.get()
-        assert (entry.object_id, entry.user) == (SUBJECT, ann)
+        assert (entry.object_id, entry.object_repr, entry.user) == (SUBJECT, SUBJECT, ann)
         assert re.fullmatch(r"Ban: search, until \S+Z \(spam\)", entry.change_message)
+        assert entry.is_change()
+        assert entry.content_type is not None
+        assert entry.content_type.model == "subject"
+
+    @pytest.mark.usefixtures("database")
+    def test_the_log_of_the_admin_has_no_ban_that_changed_nothing(self) -> None:
+        ann = User.objects.create_user("ann")
+
+        for seconds in (600, 60):
+            ban("search", SUBJECT, seconds, by=ann)
+
+        assert LogEntry.objects.count() == 1
+
+    @pytest.mark.usefixtures("database")
+    def test_a_site_without_the_admin_has_no_such_log(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(apps, "is_installed", lambda name: name != "django.contrib.admin")
+
+        assert not ban("search", SUBJECT, 600, by=User.objects.create_user("ann"))
+
+        assert not LogEntry.objects.exists()
 
     @pytest.mark.parametrize(
         "given",
@@ -495,3 +518,33 @@ class TestWhoAndWhy:
     def test_a_wrong_argument_is_an_error_that_names_it(self, given: dict[str, Any]) -> None:
         with pytest.raises(RuleError, match=f"^{next(iter(given))}="):
             ban("search", SUBJECT, 600, **given)
+
+
+def ban_event(subject: str = "user:1", rule: str = "api", at: int = 0, until: int = 600) -> Event:
+    """Return the event of a ban, by the seconds of its beginning and end."""
+    fields = event_fields("banned", rule, subject, until=START + until * SECOND)
+    return Event.read(f"{START // 1_000 + at * 1_000}-0", fields)
+
+
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        pytest.param([ban_event(until=100)], ["ended"], id="it ends now"),
+        pytest.param([ban_event(until=101)], ["in force"], id="it ends later"),
+        pytest.param([ban_event(rule="web", until=101)], ["lifted"], id="it would end later"),
+        pytest.param([ban_event(at=50), ban_event()], ["in force", "replaced"], id="a newer one began before its end"),
+        pytest.param([ban_event(at=50), ban_event(until=50)], ["in force", "ended"], id="a newer one began at its end"),
+        pytest.param(
+            [ban_event(at=90), ban_event(at=50, until=70), ban_event(until=60)],
+            ["in force", "ended", "replaced"],
+            id="three in a row",
+        ),
+        pytest.param([ban_event(rule="web", at=50), ban_event()], ["lifted", "in force"], id="of another rule"),
+        pytest.param([ban_event("user:2", at=50), ban_event()], ["lifted", "in force"], id="of another subject"),
+        pytest.param([ban_event(f"~{'0' * 64}")] * 2, ["in force"] * 2, id="of a name too long to keep"),
+        pytest.param([ban_event(f"~{'0' * 64}", until=100)], ["ended"], id="of such a name, at its end"),
+    ],
+)
+def test_a_ban_has_become(events: list[Event], found: list[str]) -> None:
+    """After a hundred seconds, while the ban of user:1 from the rule api is in force."""
+    assert list(fates(events, START + 100 * SECOND, {("user:1", "api")})) == found

@@ -22,7 +22,7 @@ from django_quota.engine.events import AppendEvents, EventLog, EventRecord
 from django_quota.engine.operations import lua_source
 from django_quota.engine.resolving import event_log_of
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.events import Event, EventFilter, MemoryEvents, event_log
+from django_quota.features.events import Event, EventFilter, MemoryEvents, entry_time, event_log
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.stores.memory import MemoryStore
@@ -68,7 +68,7 @@ def test_the_event_of_a_refusal_says_who_sent_which_request(kind: str) -> None:
     (event,) = logged()
     assert (event.kind, event.rule, event.subject) == ("refused", "reports", "ip:192.0.2.1")
     assert (event.user, event.method, event.path) == ("user:7", "GET", "/api/reports/")
-    assert (event.cost, event.used, event.capacity) == (1, 0, 0)
+    assert (event.cost, event.remaining, event.capacity) == (1, 0, 0)
 
 
 @pytest.mark.usefixtures("either_store")
@@ -78,7 +78,7 @@ def test_an_event_says_how_many_units_were_needed_of_how_many() -> None:
 
     event = logged(kinds=["refused"])[0]
 
-    assert (event.cost, event.remaining, event.used, event.capacity) == (50, 49, 551, 600)
+    assert (event.cost, event.remaining, event.capacity) == (50, 49, 600)
 
 
 @pytest.mark.usefixtures("either_store")
@@ -401,6 +401,42 @@ def test_events_after_an_id_are_read(five: list[str]) -> None:
     assert [entry.id for entry in reader.after(five[2])] in (five[3:], [])  # a database waits for older transactions
 
 
+@pytest.mark.usefixtures("five")
+def test_a_new_reader_begins_after_the_last_event() -> None:
+    reader = event_log(current_store(), "quota")
+
+    begin = reader.last_id()
+    append(record(subject="user:9"), log=event_log_of("quota", 100, 30))
+
+    found = [entry.event and entry.event.subject for entry in reader.after(begin)]
+    assert found in (["user:9"], [])  # a database waits for older transactions
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_reader_of_an_empty_log_begins_with_the_first_event() -> None:
+    reader = event_log(current_store(), "quota")
+
+    begin = reader.last_id()
+    append(record(subject="user:9"), log=event_log_of("quota", 100, 30))
+
+    found = [entry.event and entry.event.subject for entry in reader.after(begin)]
+    assert found in (["user:9"], [])  # as above
+
+
+@pytest.mark.parametrize(
+    ("after_first", "after_last", "number"),
+    [
+        pytest.param(0, 999, 5, id="from the first to the last"),
+        pytest.param(-9_000, -1_000_000, 0, id="before the first"),
+        pytest.param(1_000_000, 2_000_000, 0, id="after the last"),
+    ],
+)
+def test_the_time_between_two_moments_has_both(five: list[str], after_first: int, after_last: int, number: int) -> None:
+    since, until = entry_time(five[0]) + after_first, entry_time(five[-1]) + after_last
+
+    assert len(event_log(current_store(), "quota").newest(9, since=since, until=until)) == number
+
+
 def test_an_id_of_a_log_has_its_pattern(five: list[str]) -> None:
     assert event_log(current_store(), "quota").id_pattern.fullmatch(five[0])
 
@@ -437,16 +473,22 @@ EVENT = Event("1000-0", "refused", "api", "ip:192.0.2.1+user:9", 0, 0, 5, 0, 0.0
     ("wanted", "is_wanted"),
     [
         pytest.param({}, True, id="nothing"),
+        pytest.param({"kinds": ["near", "refused"]}, True, id="the kind"),
         pytest.param({"kinds": ["near"]}, False, id="another kind"),
         pytest.param({"rules": ["api"]}, True, id="the rule"),
         pytest.param({"rules": ["ap"]}, False, id="another rule"),
         pytest.param({"rule": "ap"}, True, id="a part of the rule"),
+        pytest.param({"rule": "web", "path": "/x"}, False, id="a part of another rule"),
         pytest.param({"path": "/x"}, True, id="a part of the path"),
         pytest.param({"path": "/y"}, False, id="another path"),
+        pytest.param({"rule": "ap", "path": "/y"}, False, id="a part of the rule, and another path"),
         pytest.param({"subjects": ["user:7"]}, True, id="the user"),
         pytest.param({"subjects": ["user:9"]}, True, id="a part of the subject"),
         pytest.param({"subjects": ["user:1"]}, False, id="another user"),
+        pytest.param({"subjects": ["ip:192.0.2.1+user:9"]}, True, id="the whole subject"),
         pytest.param({"subject": "192.0"}, True, id="letters of the subject"),
+        pytest.param({"subject": "192.1"}, False, id="letters that it does not have"),
+        pytest.param({"subject": "192.1", "subjects": ["user:7"]}, True, id="such letters, or the user"),
         pytest.param({"since": SECOND, "until": SECOND}, True, id="the moment"),
         pytest.param({"since": SECOND + 1}, False, id="later"),
         pytest.param({"until": SECOND - 1}, False, id="earlier"),

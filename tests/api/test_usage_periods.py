@@ -1,4 +1,4 @@
-"""In which period of the calendar a day of usage is, and on which days usage may wait in the store."""
+"""In which period of the calendar a day of usage is, what the store has counted on it, and when it waits there."""
 
 from datetime import UTC, date, datetime
 from typing import Any
@@ -7,7 +7,17 @@ from unittest.mock import Mock
 import pytest
 
 from django_quota.features.usage import rollup
-from django_quota.features.usage.days import PeriodsOfSubject, recent_days
+from django_quota.features.usage.days import (
+    Count,
+    DayCounts,
+    PeriodsOfSubject,
+    RowKey,
+    SubjectDay,
+    add_unmoved,
+    recent_days,
+    row_name,
+    row_part,
+)
 from django_quota.features.usage.lines import move_waiting
 from django_quota.testing import freeze
 
@@ -78,3 +88,88 @@ def test_what_waits_is_moved_before_lines_until_november_are_read(
         move_waiting(date(2026, 11, 1), by)
 
     assert [each.kwargs for each in roll_up.call_args_list] == [{"prefix": "quota"}] * is_moved
+
+
+SEARCHES = SubjectDay("quota:1:{user:1}:day:2026-11-20", "user:1", date(2026, 11, 20))
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        pytest.param(["search:a", "3"], Count(3, 0, 3), id="allowed checks"),
+        pytest.param(["search:a", b"3", "search:r", "2", "search:u", "7"], Count(3, 2, 10), id="all that there is"),
+        pytest.param(["search:r", "2"], Count(0, 2, 0), id="refused checks"),
+        pytest.param(["search:a", "-1", "search:u", "-2"], Count(-1, 0, -3), id="a refund of what was moved"),
+        pytest.param(["search:a", "x"], Count(), id="what is no number"),
+    ],
+)
+def test_a_field_of_a_day_counts(fields: list[str | bytes], count: Count) -> None:
+    found = DayCounts.read(SEARCHES, fields)
+
+    assert (found.token, found.counts, found.tiers) == (0, {RowKey("user:1", SEARCHES.day, "search"): count}, {})
+
+
+def test_a_day_has_the_token_under_which_it_was_set_aside() -> None:
+    found = DayCounts.read(SEARCHES, ["#", "1763700000000000"])
+
+    assert (found.token, found.counts, found.tiers) == (1_763_700_000_000_000, {}, {})
+
+
+def test_a_day_has_the_first_hundred_characters_of_a_tier() -> None:
+    found = DayCounts.read(SEARCHES, ["search:t", "x" * 101])
+
+    assert (found.counts, found.tiers) == ({}, {RowKey("user:1", SEARCHES.day, "search"): "x" * 100})
+
+
+@pytest.mark.parametrize("field", ["search:q", "search", ":a", ":t", "a"])
+def test_a_field_of_another_program_counts_nothing(field: str) -> None:
+    found = DayCounts.read(SEARCHES, [field, "7"])
+
+    assert (found.token, found.counts, found.tiers) == (0, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("token", "of_row", "is_added"),
+    [
+        pytest.param(0, 9, True, id="it was not set aside"),
+        pytest.param(9, 8, True, id="its token is larger"),
+        pytest.param(9, 9, False, id="the row has it"),
+        pytest.param(8, 9, False, id="the row has a later one"),
+        pytest.param(9, None, True, id="there is no row"),
+    ],
+)
+def test_a_count_is_added_to_a_row_if(token: int, of_row: int | None, is_added: bool) -> None:
+    place = RowKey("user:1", SEARCHES.day, "search")
+    counts = {place: Count(1, 1, 1)}
+
+    add_unmoved(counts, [DayCounts(SEARCHES, token, {place: Count(2, 0, 4)}, {})], {place: of_row} if of_row else {})
+
+    assert counts == {place: Count(3, 1, 5) if is_added else Count(1, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        pytest.param("user:1", "user:1", id="a plain name"),
+        pytest.param("user:a b", "user:a%20b", id="a name that is escaped"),
+        pytest.param("~user:a", "%7Euser:a", id="a tilde that no row begins with"),
+        pytest.param(f"~{'0' * 64}", f"~{'0' * 64}", id="a digest"),
+        pytest.param("~a%00b", "a%00b", id="a name that no database can hold"),
+        pytest.param("~", "%7E", id="a tilde alone"),
+    ],
+)
+def test_the_name_of_a_row_stands_for_a_part_of_a_key(name: str, part: str) -> None:
+    assert row_part(name) == part
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        pytest.param("user:a%20b", "user:a b", id="a plain name"),
+        pytest.param("a%00b", "~a%00b", id="a null character"),
+        pytest.param("%7Ea", "~%7Ea", id="a name that begins with a tilde"),
+        pytest.param(f"~{'0' * 64}", f"~{'0' * 64}", id="a digest"),
+    ],
+)
+def test_a_part_of_a_key_has_a_name_in_rows(part: str, name: str) -> None:
+    assert row_name(part) == name

@@ -21,6 +21,7 @@ from django_quota.core.flow import run_sync
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Adjust, Flag, Reply
 from django_quota.engine.decide import Decide
+from django_quota.engine.events import EventLog
 from django_quota.engine.hits import Ahead
 from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.receipts import Receipt
@@ -28,7 +29,7 @@ from django_quota.engine.scatter import scatter
 from django_quota.engine.state_copies import ReadStates
 from django_quota.engine.system_operations import Sweep
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.bans import BanSubject
+from django_quota.features.bans import BanSubject, LiftBans
 from django_quota.features.counters.operations import AddGrant
 from tests.core.test_bounds import CASES, GAPS, most_in_a_window
 from tests.support.inputs import inputs
@@ -57,6 +58,20 @@ def test_an_operation_on_one_subject_has_the_reply_of_its_slot() -> None:
     reply = run_sync(scatter(BanSubject("quota:1:{user:1}:s", "api", 1, 1), home), lambda operations: [[9, 1]])
 
     assert reply == [9, 1]
+
+
+def test_bans_are_lifted_before_the_list_of_bans_in_another_slot_learns_of_it() -> None:
+    log, sent = EventLog(("{!}:events", "{!}:bans"), 9, MINUTE), list[Operation]()
+
+    def run(operations: Sequence[Operation]) -> list[Any]:
+        sent.extend(operations)
+        return [2] * len(operations)
+
+    lifted = run_sync(scatter(LiftBans("{user:1}:s", ["api", "web"], log), home), run)
+
+    assert lifted == 2
+    assert [list(each.keys) for each in sent] == [["{user:1}:s"], ["{!}:events", "{!}:bans"]]
+    assert list(sent[0].arguments()) == ["api", "web"]
 
 
 class Apart:
