@@ -93,7 +93,7 @@ def pytest_collection() -> Generator[None, object, object]:
         # rest is frozen, and it warns of that.
         given(none())(lambda _: None)()
         gc.freeze()
-        gc.set_threshold(100_000, 20, 10)
+        gc.set_threshold(20_000, 20, 10)
         gc.enable()
 
 

@@ -1,5 +1,6 @@
 """Real processes for tests: started by a fork, and never left over."""
 
+import faulthandler
 import os
 import select
 import signal
@@ -24,7 +25,7 @@ def started(work: Callable[[], object], status: Callable[[Any], int] = lambda _:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads, also of those of the test runner
         child = os.fork()
     if child == 0:
-        signal.alarm(int(PATIENCE) * 5)  # where it waits for what is not in it
+        faulthandler.dump_traceback_later(PATIENCE * 2, exit=True, file=2)  # where it waits for what is not in it
         ends_with = 99
         try:
             ends_with = status(work())
