@@ -174,9 +174,9 @@ def resolve(
     A blocked subject can still get back what it has used, and a forced hit counts for it, too. `counters_only`: limits
     are off.
     """
-    asked = asks
     if counters_only:
-        return Resolved(asked, [ask for ask in asks if isinstance(ask.rule, Take)], now)
+        return Resolved(asks, [ask for ask in asks if isinstance(ask.rule, Take)], now)
+    asked = asks
     if mode == "force":  # a hit that is counted even without room is refused by no rule
         asks = [Ask(ask.rule.but(block=False), *ask[1:]) for ask in asks if isinstance(ask.rule, Rule)]
     if not table.by_pk:
