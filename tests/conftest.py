@@ -18,10 +18,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 from django.db.utils import ConnectionHandler
+from django.dispatch import Signal
 from hypothesis import given
 from hypothesis.strategies import none
 from redis.utils import get_lib_version
 
+from django_quota import signals
 from django_quota.core.clock import moment_of, use_clock
 from django_quota.core.rules import Rule
 from django_quota.features.slots.renewal import Renewer, renewer
@@ -120,6 +122,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 
 
 TESTS = Path(__file__).parent
+SIGNALS = [each for each in vars(signals).values() if isinstance(each, Signal)]
 
 
 @pytest.fixture(scope="session")
@@ -165,9 +168,14 @@ def the_version_of_redis_py_is_read_once() -> Iterator[None]:
 def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Begin without overrides and leases, and read none where a test has no database; close all connections at the end.
 
+    A receiver of our signals ends with its test: a mock lives on until the garbage collector finds it, and in a process
+    that was forked meanwhile an async call would wait for the thread in which asgiref calls receivers.
+
     asgiref's thread lives on, and would lead the next test to the database of this one. Django never closes SQLite in
     memory. Where a test has no database, the end of a response leaves the connections of earlier ones alone.
     """
+    for signal in SIGNALS:
+        monkeypatch.setattr(signal, "receivers", [])
     forget_overrides()
     renewer.after_fork()  # else it counts leases of other tests until they are collected
     monkeypatch.setattr(Rule, "any_in_database", False)
