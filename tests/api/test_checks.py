@@ -765,6 +765,7 @@ class TestW031TheTablesOfTheStoreAreMissing:
         assert message.endswith("missing_state.")
 
     def test_a_file_of_sqlite_makes_them_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.http.checks.vendor_of", lambda alias: "sqlite")
         monkeypatch.setattr("django_quota.http.checks.STATE_TABLE", "missing_state")
 
         assert _database_findings() == []
