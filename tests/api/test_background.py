@@ -129,13 +129,6 @@ def test_at_the_end_of_a_process_what_was_counted_is_sent_and_nothing_else(monke
 
 
 @pytest.fixture
-def elapsed(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("django_quota.core.clock.elapsed", clock)
-    return clock
-
-
-@pytest.fixture
 def thread(elapsed: Clock) -> Iterator[Background]:
     thread = Background("django-quota-test")
     yield thread

@@ -13,7 +13,7 @@ from django_quota.core.overrides import Override
 from django_quota.limiting import overrides as copies
 from django_quota.limiting.overrides import Change, NoConnectionError, OverrideCopy
 from django_quota.testing import freeze
-from tests.support.steps import SECOND, START
+from tests.support.steps import SECOND, START, Clock
 
 SUBJECT = "ip:192.0.2.1"
 
@@ -21,7 +21,7 @@ SUBJECT = "ip:192.0.2.1"
 class Table:
     """The overrides in a database that a test changes as other processes do; `asked` is what was read of it."""
 
-    def __init__(self, clock: "Clock") -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.is_private = False
         self.is_in_transaction = False
@@ -73,13 +73,6 @@ class Table:
         return [self.saved[change] for change in sorted(changes) if change in self.saved]
 
 
-class Clock:
-    now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Reader:
     """The thread of the reader, which works only when a test says so."""
 
@@ -103,20 +96,13 @@ class Reader:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("django_quota.core.clock.elapsed", clock)
-    return clock
+def table(elapsed: Clock) -> Table:
+    return Table(elapsed)
 
 
 @pytest.fixture
-def table(clock: Clock) -> Table:
-    return Table(clock)
-
-
-@pytest.fixture
-def reader(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Reader:
-    reader = Reader(clock)
+def reader(elapsed: Clock, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    reader = Reader(elapsed)
     monkeypatch.setattr(copies, "reader", reader)
     return reader
 
