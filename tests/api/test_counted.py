@@ -15,10 +15,10 @@ from django_quota.limiting import metrics
 from django_quota.limiting.registry import get_limiter
 from django_quota.metrics import RuleLabels, counted, observe, unobserve
 from django_quota.testing import freeze
+from tests.support.calls import operations_of
 from tests.support.counts import count_what_waits
 from tests.support.outages import no_answer
 from tests.support.steps import SECOND, START
-from tests.support.stores import spy
 
 SUBJECT = "ip:203.0.113.9"
 
@@ -234,14 +234,7 @@ def test_only_a_sync_function_observes(wrong: Any) -> None:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[AddMetrics]:
-    found: list[AddMetrics] = []
-
-    def note(operation: Any) -> None:
-        if isinstance(operation, AddMetrics):
-            found.append(operation)
-
-    spy(monkeypatch, before=note)
-    return found
+    return operations_of(monkeypatch, AddMetrics)
 
 
 def test_a_round_after_an_outage_sends_the_old_message_and_the_next(sent: list[AddMetrics]) -> None:
