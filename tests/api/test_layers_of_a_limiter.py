@@ -31,6 +31,7 @@ from tests.support.counts import units_of
 from tests.support.memory import metrics_that_wait, remembered_refusals
 from tests.support.outages import no_answer
 from tests.support.overridden import override
+from tests.support.signals import received
 from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import current_store
 
@@ -410,11 +411,9 @@ def test_nobody_hears_of_what_nothing_limits(rules: list[Rule], heard: list[Any]
 )
 def test_observers_and_receivers_hear_of_a_block(ask: Callable[[], object], heard: list[Any]) -> None:
     override("b 0 0 ", "*", "ip:192.0.2.7")
-    refused.connect(signal := Mock())
+    with received(refused, signal := Mock()):
+        ask()
 
-    ask()
-
-    refused.disconnect(signal)
     assert [each for each, _ in heard] == [False]
     assert [each.kwargs["subject"] for each in signal.mock_calls] == ["ip:192.0.2.7"]
 

@@ -1,6 +1,6 @@
 """Hits that no store decides: when they are sent, in which portions, and which of them are signals and events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from tests.support.counts import checks_of, count_what_waits
 from tests.support.memory import with_room_for_uncounted
 from tests.support.outages import no_answer
 from tests.support.overridden import override
+from tests.support.signals import received
 from tests.support.steps import SECOND, START
 from tests.support.stores import current_store
 
@@ -141,15 +142,14 @@ def test_ten_thousand_places_can_wait(hits: UnaskedHits) -> None:
 
 
 @pytest.fixture
-def signals(memory_store: None) -> Any:
+def signals(memory_store: None) -> Iterator[list[tuple[str, str]]]:
     found: list[tuple[str, str]] = []
 
     def hear(rule: Rule, subject: str, **_: Any) -> None:
         found.append((rule.name, subject))
 
-    refused.connect(hear)
-    yield found
-    refused.disconnect(hear)
+    with received(refused, hear):
+        yield found
 
 
 def blocked(*subjects: str) -> None:
