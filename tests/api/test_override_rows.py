@@ -34,25 +34,18 @@ from django_quota.limiting.overrides import Change, NoConnectionError
 from django_quota.models import OverrideChange, QuotaOverride
 from django_quota.operating.override_lists import save_list
 from tests.support.commands import PATIENCE
-from tests.support.databases import another_database, default_database, sqlite_database
+from tests.support.databases import OverridesElsewhere, another_database, default_database, sqlite_database
 
 SUBJECT = "ip:192.0.2.1"
 
 pytestmark = pytest.mark.usefixtures("memory_store", "database")
 
 
-class ToTheOther:
-    """A router that sends overrides to another database."""
-
-    def db_for_write(self, model: Any, **_: Any) -> str | None:
-        return "other" if model.__name__.startswith(("QuotaOverride", "OverrideChange")) else None
-
-
 @pytest.fixture
 def other(sqlite: Any, tmp_path: Path, settings: Any) -> Iterator[str]:
     """Let the overrides be in another database than the default one; yields its alias."""
     with another_database("other", sqlite_database(Path(shutil.copy(sqlite["NAME"], tmp_path / "other.sqlite3")))):
-        settings.DATABASE_ROUTERS = [ToTheOther()]
+        settings.DATABASE_ROUTERS = [OverridesElsewhere()]
         yield "other"
         settings.DATABASE_ROUTERS = []
 
