@@ -368,9 +368,9 @@ def test_a_free_request_of_a_blocked_subject_is_no_refusal_of_the_day() -> None:
 def test_a_free_request_of_a_blocked_subject_sends_no_signal() -> None:
     request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")
     override("b 0 0 ", "*", "ip:192.0.2.7")
-    refused.connect(heard := Mock())
 
-    decide(request, [Rule.make("free", "2/m", key="ip", cost=lambda request: 0)])
+    with received(refused, heard := Mock()):
+        decide(request, [Rule.make("free", "2/m", key="ip", cost=lambda request: 0)])
 
     assert not heard.called
 
