@@ -434,7 +434,7 @@ def test_a_database_that_cannot_be_reached_is_said_to_give_no_connection(
 
 def test_a_forked_process_keeps_the_connection_of_its_parent_from_being_closed(reader: ReaderConnection) -> None:
     def after_a_fork() -> bool:
-        with patch("django.db.backends.sqlite3.base.DatabaseWrapper.ensure_connection"):
+        with patch("django.db.backends.base.base.BaseDatabaseWrapper.ensure_connection"):
             reader.use("default")
         parents = weakref.ref(connections["default"])
         del connections["default"]
