@@ -46,7 +46,7 @@ from tests.support.databases import (
     running_postgres,
     sqlite_database,
 )
-from tests.support.outages import clock, mute
+from tests.support.outages import clock, elapsed, mute
 from tests.support.overridden import forget_overrides
 from tests.support.places import places
 from tests.support.sentinels import sentinel_port
@@ -65,7 +65,7 @@ from tests.support.stores import (
 )
 from tests.support.timeouts import Timeouts
 
-__all__ = ["clock", "mute", "places", "sentinel_port", "slot_site", "unpolled"]  # fixtures of tests/support
+__all__ = ["clock", "elapsed", "mute", "places", "sentinel_port", "slot_site", "unpolled"]  # fixtures of tests/support
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -82,9 +82,12 @@ def test_a_request_from_an_exempt_network_asks_for_nothing(settings: Any) -> Non
         pytest.param({"exempt": "staff"}, request(user=user()), True, id="a user"),
         pytest.param({"exempt": "staff"}, request(user=user(is_staff=True)), False, id="the staff"),
         pytest.param(
-            {"exempt": "staff"}, request(user=user(is_staff=True, is_active=False)), True, id="staff that left"
+            {"exempt": "staff"},
+            request(user=user(is_staff=True, is_active=False)),
+            True,
+            id="staff whose account is inactive",
         ),
-        pytest.param({"exempt": "staff"}, request(), True, id="nobody"),
+        pytest.param({"exempt": "staff"}, request(), True, id="no user"),
         pytest.param({"exempt": lambda _: True}, request(), False, id="an exempting function"),
         pytest.param(
             {"skip": lambda _: False, "exempt": [lambda _: False, lambda _: True]},
@@ -95,7 +98,7 @@ def test_a_request_from_an_exempt_network_asks_for_nothing(settings: Any) -> Non
         pytest.param({"skip": lambda _: False, "exempt": lambda _: False}, request(), True, id="none of several"),
     ],
 )
-def test_a_rule_applies_to_a_request_unless_it_leaves_it_out(options: Any, of: Any, applies: bool) -> None:
+def test_a_rule_applies_to_a_request_unless_its_options_exclude_it(options: Any, of: Any, applies: bool) -> None:
     rule = Rule.make("some", "9/m", key="ip", **options)
 
     assert [name for name, *_ in asked(rule, PLAIN, of=of)] == (["some", "plain"] if applies else ["plain"])
@@ -130,7 +133,7 @@ class TestARuleWithAMatch:
 
         assert [len(asked(rule, counted=counted, is_peek=each)) for each in (True, False, True)] == [1, 1, 1]
 
-    def test_counts_each_time_if_nobody_notes_it(self, rule: Rule) -> None:
+    def test_counts_each_time_if_no_set_collects_what_was_counted(self, rule: Rule) -> None:
         assert [len(asked(rule)) for _ in range(2)] == [1, 1]
 
 
@@ -191,7 +194,7 @@ class TestABodyThatCannotBeRead:
         with pytest.raises(UnicodeError):
             asked(self.rule(), of=self.broken(UnicodeError("a byte")))
 
-    def test_leaves_a_shadow_out(self) -> None:
+    def test_is_no_error_of_a_shadow(self) -> None:
         assert asked(self.rule(shadow=True), PLAIN, of=self.broken(UnicodeError("a byte"))) == [PLAIN_ASK]
 
     def test_is_an_error_of_a_shadow_too_if_the_rule_is_wrong(self) -> None:
@@ -228,7 +231,7 @@ def test_a_wrong_rate_of_a_function_is_an_error_that_names_it() -> None:
     assert caught.value.text == "5/fortnight"
 
 
-# --- one rule, whatever its options say -------------------------------------------------------------------------------
+# --- calls with a request: the options of the rule do not exclude it --------------------------------------------------
 
 
 def ask_by(rule: Rule, cost: int | None = None, value: object = None) -> Ask:
@@ -252,10 +255,15 @@ def test_a_wrong_cost_of_a_call_with_a_request_is_an_error(cost: Any) -> None:
         ask_by(PLAIN, cost)
 
 
-def test_a_call_with_a_request_counts_the_value_that_is_given_or_that_of_the_request() -> None:
+def test_a_call_with_a_request_counts_the_value_that_is_given() -> None:
     rule = Rule.make("devices", "9/m", key="ip", distinct="post:device")
 
     assert ask_by(rule, value="x").value == digest("x")
+
+
+def test_a_call_with_a_request_counts_the_value_of_the_request_if_none_is_given() -> None:
+    rule = Rule.make("devices", "9/m", key="ip", distinct="post:device")
+
     assert ask_by(rule).value == asked(rule)[0][3]
 
 

@@ -10,10 +10,9 @@ import pytest
 from django_quota import Rule, check
 from django_quota.core import forks
 from django_quota.engine.events import RecordHits
-from django_quota.engine.system_operations import AddMetrics
-from django_quota.limiting import flusher as flusher_module
+from django_quota.engine.system_operations import AddMetrics, RegisterWorker
 from django_quota.limiting.fallback import Workers
-from django_quota.limiting.flusher import Background, flusher
+from django_quota.limiting.flusher import FLUSH_INTERVAL, Background, flusher
 from django_quota.limiting.outages import Outages
 from django_quota.limiting.override_rows import ReaderConnection
 from django_quota.limiting.overrides import OverrideCopy
@@ -30,45 +29,42 @@ SUBJECT = "ip:203.0.113.9"
 PLACE = TallyPlace("{user:1}:s", "{user:1}:day:2026-01-01", "api", "")
 
 
-def repeat_a_refusal() -> None:
-    """The store has no part in it: neither a day nor an event counts it."""
-    for _ in range(2):
-        check("0/m", SUBJECT, cache_refusals=0.5, daily=False)
+def repeat_a_refusal(woken: Mock) -> None:
+    """The store has no part in the repetition: neither a day nor an event counts it."""
+    check("0/m", SUBJECT, cache_refusals=0.5, daily=False)
+    woken.reset_mock()
+    check("0/m", SUBJECT, cache_refusals=0.5, daily=False)
 
 
-def spend_what_was_taken_ahead() -> None:
+def spend_what_was_taken_ahead(woken: Mock) -> None:
     rule = Rule.make("hot", "1000/m", prefetch=True)
     with freeze(START):
         while not check(rule, SUBJECT).approximate:
-            pass
+            woken.reset_mock()
 
 
-def decide_by_an_exemption() -> None:
+def decide_by_an_exemption(_: Mock) -> None:
     override("x 0 0 ", "*", SUBJECT)
     check("9/m", SUBJECT)
 
 
-def count_spent() -> None:
-    get_limiter().metrics.count_spent(START, "hot:a", 3)
-
-
-def count_hits() -> None:
-    get_limiter().unasked.add(PLACE, REFUSED_ONCE)
+def undo_a_refusal(woken: Mock) -> None:
+    decision = check("0/m", SUBJECT)
+    woken.reset_mock()
+    get_limiter().metrics.count_only_refusals(START, decision)
 
 
 COUNTS: list[Any] = [
-    pytest.param(lambda: check("9/m", SUBJECT), id="a check"),
+    pytest.param(lambda _: check("9/m", SUBJECT), id="a check"),
     pytest.param(decide_by_an_exemption, id="an exemption"),
     pytest.param(repeat_a_refusal, id="a refusal from memory"),
     pytest.param(spend_what_was_taken_ahead, id="a unit that was taken ahead"),
-    pytest.param(count_spent, id="the count of such units"),
-    pytest.param(count_hits, id="a hit of the day"),
+    pytest.param(lambda _: get_limiter().metrics.count_spent(START, "hot:a", 3), id="the count of such units"),
+    pytest.param(lambda _: get_limiter().unasked.add(PLACE, REFUSED_ONCE), id="a hit of the day"),
 ]
 OTHERS: list[Any] = [
-    pytest.param(lambda: get_limiter().metrics.count_slot("user:1", "export", 3, SECOND), id="a slot"),
-    pytest.param(
-        lambda: get_limiter().metrics.count_only_refusals(START, check("0/m", SUBJECT)), id="a refusal that is undone"
-    ),
+    pytest.param(lambda _: get_limiter().metrics.count_slot("user:1", "export", 3, SECOND), id="a slot"),
+    pytest.param(undo_a_refusal, id="a refusal that is undone"),
 ]
 
 
@@ -80,59 +76,46 @@ def woken(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 @pytest.mark.parametrize("count", [*COUNTS, *OTHERS])
-def test_the_flusher_is_woken_by(count: Callable[[], object], woken: Mock) -> None:
-    count()
+def test_the_flusher_is_woken_by(count: Callable[[Mock], object], woken: Mock) -> None:
+    count(woken)
 
     assert woken.called
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_flusher_that_is_awake_is_not_woken_by(
-    count: Callable[[], object], woken: Mock, monkeypatch: pytest.MonkeyPatch
+    count: Callable[[Mock], object], woken: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flusher, "is_woken", True)
 
-    count()
+    count(woken)
 
     assert not woken.called
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_a_refusal_that_is_undone_wakes_the_flusher_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    decision = check("0/m", SUBJECT)
-    monkeypatch.setattr(flusher, "wake", wake := Mock())
-
-    get_limiter().metrics.count_only_refusals(START, decision)
-
-    assert wake.called
-
-
-@pytest.mark.usefixtures("memory_store")
-def test_at_the_end_of_a_process_what_was_counted_is_sent_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive = Workers(current_store())
-    cleaning = Cleaning(Mock(), clock=lambda: 0.0)
-    cleaning._next = 0.0
+def test_at_the_end_of_a_process_what_was_counted_is_sent_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    alive, cleaning = Workers(current_store()), Cleaning(tables := Mock(), clock)
+    clock.now += 60.0
     override("b 0 0 ", "*", "user:1")
     check(Rule.make("api", "9/m", daily=True), "user:1")
     check("0/m", SUBJECT, cache_refusals=0.5)
     asked: list[type] = []
     spy(monkeypatch, before=lambda operation: asked.append(type(operation)))
 
-    assert flusher.flush(at_exit=True)
+    try:
+        assert flusher.flush(at_exit=True)
+    finally:
+        flusher.remove(alive, cleaning)
 
     assert {AddMetrics, RecordHits} <= set(asked)
-    assert "RegisterWorker" not in {each.__name__ for each in asked}
-    flusher.remove(alive, cleaning)
+    assert RegisterWorker not in asked
+    assert not tables.mock_calls
 
 
 # --- one thread -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def elapsed(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("django_quota.core.clock.elapsed", clock)
-    return clock
 
 
 @pytest.fixture
@@ -270,8 +253,17 @@ def test_a_round_with_a_failure_says_so(thread: Background) -> None:
     assert thread.flush() is False
 
 
+def test_the_end_waits_half_a_second_for_a_round_that_hangs(thread: Background) -> None:
+    passes(thread)
+
+    with patch.object(threading.Thread, "join") as join:
+        thread.stop()
+
+    join.assert_called_once_with(0.5)
+
+
 def test_rounds_are_a_second_apart() -> None:
-    assert (flusher_module.FLUSH_INTERVAL, flusher_module.EXIT_TIMEOUT) == (1.0, 0.5)
+    assert FLUSH_INTERVAL == 1.0
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.limiting.registry import get_limiter
 from django_quota.testing import clear, freeze
-from tests.support.calls import before_the_next_answer_is_read, both, calls_of, fetch
+from tests.support.calls import before_the_next_answer_is_read, both, calls_of, fetch, operations_of
 from tests.support.commands import json_of
 from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of, refused_today
 from tests.support.inputs import inputs
@@ -42,7 +42,6 @@ from tests.support.memory import as_another_process, remembered_refusals, with_r
 from tests.support.overridden import override
 from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START
-from tests.support.stores import spy
 
 SUBJECT = "ip:203.0.113.9"
 NOON = START // (86_400 * SECOND) * 86_400 * SECOND + 43_200 * SECOND
@@ -290,7 +289,7 @@ def test_refusals_from_memory_are_counted_by_all_threads() -> None:
         pytest.param(0.5, True, 1, id="a rule that counts by day"),
     ],
 )
-def test_a_repetition_waits_to_be_counted_by_the_store(seconds: float, daily: bool, waiting: int) -> None:
+def test_how_many_repetitions_wait_to_be_counted_by_the_store(seconds: float, daily: bool, waiting: int) -> None:
     rule = Rule.make("full", "0/m", cache_refusals=seconds, daily=daily)
     with freeze(NOON):
         check(rule, SUBJECT)
@@ -312,7 +311,7 @@ def test_a_repetition_waits_to_be_counted_by_the_store(seconds: float, daily: bo
     ],
 )
 def test_the_event_of_a_repetition_says(
-    rates: list[str], cost: int, seconds: int | None, capacity: int, left: int, events: list[EventRecord]
+    rates: list[str], cost: int, seconds: int | None, capacity: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = Rule.make("a rule", *rates, cache_refusals=30, warn_at=None)
     with freeze(NOON):
@@ -320,24 +319,12 @@ def test_the_event_of_a_repetition_says(
         check(rule, SUBJECT, cost)
     with freeze(NOON + 2 * SECOND):
         check(rule, SUBJECT, cost)
-        events.clear()
+        written = operations_of(monkeypatch, AppendEvents)
         count_what_waits()
 
     until = 0 if seconds is None else NOON + seconds * SECOND
-    assert events == [EventRecord("refused", "a%20rule", SUBJECT, until, 0, capacity, left, cost=cost)]
-
-
-@pytest.fixture
-def events(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> list[EventRecord]:
-    """The events that are written."""
-    found: list[EventRecord] = []
-
-    def note(operation: Any) -> None:
-        if isinstance(operation, AppendEvents):
-            found.extend(operation.events)
-
-    spy(monkeypatch, before=note)
-    return found
+    [message] = written
+    assert list(message.events) == [EventRecord("refused", "a%20rule", SUBJECT, until, 0, capacity, left, cost=cost)]
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -15,10 +15,10 @@ from django_quota.limiting import metrics
 from django_quota.limiting.registry import get_limiter
 from django_quota.metrics import RuleLabels, counted, observe, unobserve
 from django_quota.testing import freeze
+from tests.support.calls import operations_of
 from tests.support.counts import count_what_waits
 from tests.support.outages import no_answer
 from tests.support.steps import SECOND, START
-from tests.support.stores import spy
 
 SUBJECT = "ip:203.0.113.9"
 
@@ -30,36 +30,31 @@ TRIAL = Rule.make("trial", "0/m", shadow=True)
 
 
 @pytest.mark.parametrize(
-    ("rules", "words"),
+    ("rules", "outcomes"),
     [
-        pytest.param([OPEN], ["open allowed"], id="one with room"),
-        pytest.param([TRIAL], ["trial shadowed"], id="a shadow"),
-        pytest.param([FULL], ["full refused"], id="one without room"),
-        pytest.param([TWO], ["two allowed"], id="two rates of one rule"),
-        pytest.param([OPEN, TWO], ["open allowed", "two allowed"], id="two rules"),
-        pytest.param([OPEN, FULL], ["full refused"], id="one that had room beside one that refuses"),
-        pytest.param([OPEN, SOFT], ["open allowed", "soft refused"], id="one that blocks nothing"),
-        pytest.param([OPEN, TRIAL], ["open allowed", "trial shadowed"], id="beside a shadow"),
-        pytest.param([TRIAL, FULL, SOFT], ["trial shadowed", "full refused", "soft refused"], id="all refuse"),
+        pytest.param([OPEN], {"open": "allowed"}, id="one with room"),
+        pytest.param([TRIAL], {"trial": "shadowed"}, id="a shadow"),
+        pytest.param([FULL], {"full": "refused"}, id="one without room"),
+        pytest.param([TWO], {"two": "allowed"}, id="two rates of one rule"),
+        pytest.param([OPEN, TWO], {"open": "allowed", "two": "allowed"}, id="two rules"),
+        pytest.param([OPEN, FULL], {"full": "refused"}, id="one that had room beside one that refuses"),
+        pytest.param([OPEN, SOFT], {"open": "allowed", "soft": "refused"}, id="one that blocks nothing"),
+        pytest.param([OPEN, TRIAL], {"open": "allowed", "trial": "shadowed"}, id="beside a shadow"),
+        pytest.param([TRIAL, FULL, SOFT], {"trial": "shadowed", "full": "refused", "soft": "refused"}, id="all refuse"),
     ],
 )
-def test_a_decision_counts(rules: list[Rule], words: list[str]) -> None:
+def test_a_decision_counts(rules: list[Rule], outcomes: dict[str, Any]) -> None:
     decision = check_all([(rule, SUBJECT) for rule in rules])
 
-    assert counted(decision) == [metrics.Counted(*reversed_words(each)) for each in words]  # type: ignore[arg-type]
+    assert counted(decision) == [metrics.Counted(rule, SUBJECT, outcome) for rule, outcome in outcomes.items()]
 
 
-def reversed_words(text: str) -> tuple[str, str, str]:
-    rule, outcome = text.split()
-    return rule, SUBJECT, outcome
-
-
-@pytest.mark.parametrize("beside", [[], [OPEN]], ids=["alone", "beside another"])
+@pytest.mark.parametrize("beside", [[], [Rule.make("open", "9/m", key="ip")]], ids=["alone", "beside another"])
 def test_a_rule_that_costs_nothing_counts_nothing(beside: list[Rule]) -> None:
     free = Rule.make("free", "9/m", key="ip", cost=lambda request: 0)
     request = RequestFactory().get("/", REMOTE_ADDR="203.0.113.9")
 
-    decision = decide(request, [free, *(Rule.make(rule.name, *map(str, rule.rates), key="ip") for rule in beside)])
+    decision = decide(request, [free, *beside])
 
     assert [each.rule for each in counted(decision)] == [rule.name for rule in beside]
 
@@ -129,13 +124,17 @@ def observer() -> Iterator[Observer]:
 
 
 def test_an_observer_gets_each_decision_and_no_look(observer: Observer) -> None:
-    assert observe(observer) is observer
+    observe(observer)
 
     decision = check(OPEN, SUBJECT)
     peek(OPEN, SUBJECT)
     refund(OPEN, SUBJECT)
 
     assert observer.given == [(decision,)]
+
+
+def test_observe_returns_the_function_so_that_it_can_decorate_it(observer: Observer) -> None:
+    assert observe(observer) is observer
 
 
 def test_an_observer_gets_the_seconds_that_a_decision_took(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,18 +175,24 @@ def test_a_function_that_is_registered_twice_is_called_once_as_it_was_the_last_t
 
 def test_an_observer_that_stopped_is_not_called(observer: Observer) -> None:
     observe(observer)
-
-    assert [unobserve(observer), unobserve(observer)] == [True, False]
+    unobserve(observer)
 
     check(OPEN, SUBJECT)
+
     assert observer.given == []
+
+
+def test_unobserve_returns_whether_the_function_was_an_observer(observer: Observer) -> None:
+    observe(observer)
+
+    assert [unobserve(observer), unobserve(observer)] == [True, False]
 
 
 def test_stopping_one_observer_leaves_the_others(observer: Observer) -> None:
     other = Observer()
     observe(other)
     observe(observer)
-    unobserve(other)
+    assert unobserve(other)
 
     check(OPEN, SUBJECT)
 
@@ -218,7 +223,9 @@ async def late(_: Decision) -> None: ...
 
 
 @pytest.mark.parametrize("wrong", ["count", None, late], ids=["a string", "nothing", "an async function"])
-def test_only_a_sync_function_observes(wrong: Any) -> None:
+def test_only_a_sync_function_observes(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "receivers", [])
+
     with pytest.raises(ConfigurationError) as caught:
         observe(wrong)
 
@@ -226,7 +233,7 @@ def test_only_a_sync_function_observes(wrong: Any) -> None:
         f"observe() got {wrong!r}, which is not a sync function. "
         "Use a function of the decision: def count(decision): ..."
     )
-    assert wrong not in [receiver for receiver, _ in metrics.receivers]
+    assert not metrics.receivers
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -234,14 +241,7 @@ def test_only_a_sync_function_observes(wrong: Any) -> None:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[AddMetrics]:
-    found: list[AddMetrics] = []
-
-    def note(operation: Any) -> None:
-        if isinstance(operation, AddMetrics):
-            found.append(operation)
-
-    spy(monkeypatch, before=note)
-    return found
+    return operations_of(monkeypatch, AddMetrics)
 
 
 def test_a_round_after_an_outage_sends_the_old_message_and_the_next(sent: list[AddMetrics]) -> None:

@@ -32,6 +32,7 @@ from tests.support.calls import both_ways, called, calls_of, get
 from tests.support.counts import checks_of
 from tests.support.outages import no_answer
 from tests.support.overridden import override
+from tests.support.signals import received
 from tests.support.steps import MINUTE, START
 from tests.support.stores import current_store
 
@@ -272,9 +273,7 @@ class TestEvents:
 
     @EACH_COUNTER
     def test_a_flood_is_one_event_a_second(self, of: Any) -> None:
-        refused.connect(heard := Mock())
-
-        with freeze(START):
+        with received(refused, heard := Mock()), freeze(START):
             for _ in range(3):
                 check_all([(of, ORG), ("9/m", USER)])
 
@@ -374,9 +373,8 @@ class TestData:
 
     @EACH_COUNTER
     def test_a_refusal_sends_the_signal(self, of: Any) -> None:
-        refused.connect(heard := Mock())
-
-        check_all([("rpm", USER), (of, ORG, 1)])
+        with received(refused, heard := Mock()):
+            check_all([("rpm", USER), (of, ORG, 1)])
 
         assert [(call.kwargs["rule"].name, call.kwargs["subject"]) for call in heard.call_args_list] == [(of.name, ORG)]
 

@@ -69,7 +69,7 @@ def test_a_site_without_urls_knows_the_rules_of_its_settings(settings: Any) -> N
     assert list(known_rules()) == list(RULES)
 
 
-def test_the_long_rules_are_those_of_months_outside_of_the_database() -> None:
+def test_the_long_rules_are_those_of_months_that_do_not_count_in_the_database() -> None:
     assert known.long_rules() == ["months", "viewed"]
 
 
@@ -95,7 +95,7 @@ def test_clients_count_by_addresses_and_by_the_networks_of_the_rules(settings: A
         pytest.param(Rule.make("own", "3/m"), "own", "3/m", id="a rule"),
     ],
 )
-def test_a_rule_is_meant_by(given: Any, name: str, rate: str) -> None:
+def test_a_rule_can_be_named_by(given: Any, name: str, rate: str) -> None:
     rule = known_rule(given)
 
     assert (rule.name, str(rule.rates[0])) == (name, rate)
@@ -122,7 +122,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest_name() -> None:
     )
 
 
-def test_what_is_almost_a_rate_is_the_error_of_the_rate() -> None:
+def test_a_name_that_is_almost_a_rate_is_an_error_of_the_rate() -> None:
     with pytest.raises(RateError) as caught:
         known_rule("10/fortnight")
 
@@ -158,8 +158,8 @@ def test_a_rate_as_a_name_means_a_rule_of_each_algorithm_that_takes_it() -> None
     assert [rule.algorithm for rule in months] == ["calendar"]
 
 
-@pytest.mark.parametrize("name", ["nothing", "10 per minute"], ids=["no rate", "another spelling"])
-def test_a_name_that_is_no_rate_means_no_rule(name: str) -> None:
+@pytest.mark.parametrize("name", ["nothing", "10 per minute"], ids=["not a rate", "another spelling"])
+def test_a_name_that_is_not_a_rate_means_no_rule(name: str) -> None:
     assert rules_named(name) == (
         "neither the settings nor the views have this name, and it does not contain the rate and options"
     )
@@ -177,4 +177,4 @@ def test_a_finder_adds_rules_of_an_integration(monkeypatch: pytest.MonkeyPatch) 
     names = [list(known_rules()) for _ in range(2)]
 
     assert ["integrated" in found for found in names] == [True, True]
-    assert seen == [2]  # the views are looked at once
+    assert seen == [2]  # the views are read once

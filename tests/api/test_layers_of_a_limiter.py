@@ -1,6 +1,7 @@
-"""What a limiter consists of: its stores, what it forgets and ends, who hears of its decisions, and what it cleans."""
+"""What a limiter consists of: its stores, its memory, its clock, its observers, its cleaning and its workers."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -31,12 +32,22 @@ from tests.support.counts import units_of
 from tests.support.memory import metrics_that_wait, remembered_refusals
 from tests.support.outages import no_answer
 from tests.support.overridden import override
+from tests.support.signals import received
 from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import current_store
 
 SUBJECT = "ip:203.0.113.9"
 
 pytestmark = pytest.mark.usefixtures("memory_store")
+
+
+@contextmanager
+def forced(store: MemoryStore | None) -> Iterator[None]:
+    before = force_store(store)
+    try:
+        yield
+    finally:
+        force_store(before)
 
 
 # --- two stores -------------------------------------------------------------------------------------------------------
@@ -52,9 +63,8 @@ def a_rule_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
 def two(a_rule_of_the_database: None) -> Iterator[tuple[Limiter, MemoryStore, MemoryStore]]:
     """A limiter with a second store for the rules with `store="database"`; yields both stores, too."""
     first, second = MemoryStore(), MemoryStore()
-    limiter = Limiter(first, lambda: second)
-    yield limiter, first, second
-    limiter.close()
+    with closing(Limiter(first, lambda: second)) as limiter:
+        yield limiter, first, second
 
 
 BURST, MONTH = Rule.make("burst", "5/m"), Rule.make("month", "5/d", store="database")
@@ -100,22 +110,21 @@ def test_the_counts_of_a_process_are_shared_once_the_second_store_is_used(two: A
 def test_without_a_second_store_rules_of_the_database_count_in_the_first_in_one_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = force_store(MemoryStore())
-    try:
+    with forced(MemoryStore()):
         asked = calls_of(monkeypatch)
         assert check_all([(BURST, SUBJECT), (MONTH, SUBJECT)])
-        assert len(asked) == 1
-    finally:
-        force_store(before)
+
+    assert len(asked) == 1
 
 
 def test_a_forced_store_decides_whatever_the_settings_say() -> None:
-    store = MemoryStore()
-    before = force_store(store)
-    try:
+    with forced(store := MemoryStore()):
         assert current_store() is store
-    finally:
-        assert force_store(before) is store
+
+
+def test_force_store_returns_the_store_that_was_forced_before() -> None:
+    with forced(store := MemoryStore()):
+        assert force_store(None) is store
 
 
 @pytest.mark.usefixtures("states_on_sqlite")
@@ -126,7 +135,7 @@ def test_the_stores_of_a_process_are_those_of_the_rules_in_its_settings(settings
     assert [each.of_rules for each in counting_stores()] == [None, "database"]
 
 
-def test_the_end_closes_both_stores_and_the_memory_of_outages(two: Any) -> None:
+def test_a_limiter_that_is_closed_closes_both_stores_and_the_memory_of_outages(two: Any) -> None:
     limiter, *both = two
     limiter.decide(ASKS, "check")
 
@@ -136,13 +145,12 @@ def test_the_end_closes_both_stores_and_the_memory_of_outages(two: Any) -> None:
     assert [each.args[0] for each in closed.mock_calls] == [*both, limiter.fallback.local]
 
 
-def test_after_the_end_nothing_is_sent() -> None:
+def test_a_limiter_that_is_closed_sends_nothing() -> None:
     store = MemoryStore()
-    limiter = Limiter(store)
     override("b 0 0 ", "*", "user:1")
-    for subject in (SUBJECT, "user:1"):
-        limiter.decide([Ask(Rule.make("api", "5/m", daily=True), subject, 1)], "check")
-    limiter.close()
+    with closing(Limiter(store)) as limiter:
+        for subject in (SUBJECT, "user:1"):
+            limiter.decide([Ask(Rule.make("api", "5/m", daily=True), subject, 1)], "check")
 
     with patch.object(MemoryStore, "run", autospec=True) as asked:
         flusher.flush()
@@ -157,16 +165,13 @@ class Shared(MemoryStore):
 
 
 def test_the_counts_of_a_process_are_shared_in_a_store_of_several_processes() -> None:
-    limiter = Limiter(Shared())
-
-    assert limiter.stores.is_shared
-    limiter.close()
+    with closing(Limiter(Shared())) as limiter:
+        assert limiter.stores.is_shared
 
 
-def test_after_the_end_the_process_is_not_reported_alive() -> None:
+def test_a_limiter_that_is_closed_does_not_report_the_process_alive() -> None:
     store = Shared()
-    limiter = Limiter(store)
-    limiter.close()
+    Limiter(store).close()
 
     with patch.object(Shared, "run", autospec=True) as asked:
         flusher.flush()
@@ -225,23 +230,16 @@ def test_cleared_memory_forgets_metrics_that_wait() -> None:
 
 
 def test_a_shared_store_gets_the_metrics_that_wait_when_memory_is_cleared() -> None:
-    before = force_store(Shared())
-    try:
+    with forced(Shared()):
         check("0/m", SUBJECT)
         clear_memory()
 
         assert metrics_that_wait() == (1, 1)
-    finally:
-        force_store(before)
 
 
-def test_memory_that_was_never_used_is_not_made_to_be_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = force_store(None)
-    try:
-        with patch("django_quota.limiting.registry.Limiter", side_effect=AssertionError("it was made")):
-            clear_memory()
-    finally:
-        force_store(before)
+def test_memory_that_was_never_used_is_not_made_to_be_cleared() -> None:
+    with forced(None), patch("django_quota.limiting.registry.Limiter", side_effect=AssertionError("it was made")):
+        clear_memory()
 
 
 def test_the_memory_of_outages_has_room_for_as_many_keys_as_the_settings_say(settings: Any) -> None:
@@ -308,7 +306,7 @@ def test_a_clock_that_differs_from_the_stores_is_corrected_by_its_first_answer(
         pytest.param(lambda rule: reserve(rule, "user:1", 1), id="a reservation"),
     ],
 )
-def test_a_time_that_a_test_has_set_is_not_corrected(
+def test_a_time_that_a_test_has_set_is_not_corrected_by(
     ask: Callable[[Rule], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get_limiter().stores.skew = -2 * DAY
@@ -354,7 +352,7 @@ def test_a_settlement_is_corrected_by_the_clock_of_the_store_too() -> None:
     assert units_of("user:1") == {"api": 3}
 
 
-# --- who hears --------------------------------------------------------------------------------------------------------
+# --- observers and signals --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -395,7 +393,7 @@ def test_the_time_to_read_a_body_is_not_that_of_the_decision(heard: list[Any], m
 
 
 @pytest.mark.parametrize("rules", [[], [Rule.make("free", None, key="ip")]], ids=["no rule", "a tier without a limit"])
-def test_nobody_hears_of_what_nothing_limits(rules: list[Rule], heard: list[Any]) -> None:
+def test_observers_are_not_called_for_what_nothing_limits(rules: list[Rule], heard: list[Any]) -> None:
     decide(request(), rules)
 
     assert heard == []
@@ -408,24 +406,22 @@ def test_nobody_hears_of_what_nothing_limits(rules: list[Rule], heard: list[Any]
         pytest.param(lambda: decide(request(), [SITE, CODES]), id="a request whose body is read"),
     ],
 )
-def test_observers_and_receivers_hear_of_a_block(ask: Callable[[], object], heard: list[Any]) -> None:
+def test_observers_and_receivers_of_signals_are_called_for_a_block(ask: Callable[[], object], heard: list[Any]) -> None:
     override("b 0 0 ", "*", "ip:192.0.2.7")
-    refused.connect(signal := Mock())
+    with received(refused, signal := Mock()):
+        ask()
 
-    ask()
-
-    refused.disconnect(signal)
     assert [each for each, _ in heard] == [False]
     assert [each.kwargs["subject"] for each in signal.mock_calls] == ["ip:192.0.2.7"]
 
 
-def test_a_look_is_heard_by_nobody(heard: list[Any]) -> None:
+def test_observers_are_not_called_for_a_look(heard: list[Any]) -> None:
     peek("9/m", SUBJECT)
 
     assert heard == []
 
 
-def test_a_slot_is_heard_once(heard: list[Any]) -> None:
+def test_observers_are_called_once_for_a_slot(heard: list[Any]) -> None:
     with slot("export", 1):
         pass
 
@@ -438,7 +434,7 @@ def test_a_slot_is_heard_once(heard: list[Any]) -> None:
 class TestCleaning:
     @pytest.fixture
     def deleted(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-        """With what a batch was asked for."""
+        """The arguments of each batch; it deletes as many rows as `done` says."""
         found: list[Any] = []
 
         def delete(store: Any, now: int, events: Any, batch: int) -> tuple[int, int]:
@@ -572,7 +568,7 @@ class TestWorkers:
         parent, child = (each.args[0].arguments()[0] for each in store.run.mock_calls)
         assert parent != child
 
-    def test_it_works_in_the_rounds_of_the_process(self, workers: Workers, store: Mock) -> None:
+    def test_a_process_says_that_it_is_alive_in_its_rounds(self, workers: Workers, store: Mock) -> None:
         store.run.return_value = 7
 
         flusher.flush()
@@ -590,7 +586,7 @@ class TestWorkers:
         pytest.param({"algorithm": "token_bucket", "burst": 7}, 9, ["1/m"], 1, id="more than the burst"),
     ],
 )
-def test_the_part_of_a_process_is(options: Any, workers: int, rates: list[str], burst: int | None) -> None:
+def test_the_part_of_a_rule_for_a_process_is(options: Any, workers: int, rates: list[str], burst: int | None) -> None:
     rule = Rule.make("parts", "10/m", *([] if options else ["101/h"]), **options)
 
     part = fallback.part_of(rule, workers)
@@ -598,5 +594,5 @@ def test_the_part_of_a_process_is(options: Any, workers: int, rates: list[str], 
     assert ([str(rate) for rate in part.rates], part.burst) == (rates, burst)
 
 
-def test_the_part_of_nothing_is_nothing() -> None:
+def test_the_part_of_a_rate_of_nothing_is_nothing() -> None:
     assert [str(rate) for rate in fallback.part_of(Rule.make("closed", "0/m"), 3).rates] == ["0/m"]

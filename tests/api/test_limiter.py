@@ -40,6 +40,7 @@ from django_quota.testing import freeze
 from tests.support.calls import both_ways, called
 from tests.support.counts import checks_of_today
 from tests.support.overridden import override
+from tests.support.signals import received
 from tests.support.steps import ALGORITHMS, SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
@@ -354,16 +355,14 @@ class TestForce:
         return rule
 
     def test_the_share_of_the_limit_is_reported_once(self) -> None:
-        near_limit.connect(told := Mock())
+        with received(near_limit, reported := Mock()):
+            self.export()
 
-        self.export()
-
-        assert [call.kwargs["share"] for call in told.call_args_list] == [1.0]
+        assert [call.kwargs["share"] for call in reported.call_args_list] == [1.0]
 
     def test_it_sends_no_signal_of_a_refusal(self) -> None:
-        refused.connect(refusals := Mock())
-
-        self.export()
+        with received(refused, refusals := Mock()):
+            self.export()
 
         assert not refusals.called
 

@@ -44,6 +44,7 @@ from tests.support.memory import metrics_that_wait, with_room_for_metrics, with_
 from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.processes import ended, forks, processes, started
+from tests.support.signals import received
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, current_store, spy
 
@@ -367,9 +368,9 @@ def test_a_free_request_of_a_blocked_subject_is_no_refusal_of_the_day() -> None:
 def test_a_free_request_of_a_blocked_subject_sends_no_signal() -> None:
     request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")
     override("b 0 0 ", "*", "ip:192.0.2.7")
-    refused.connect(heard := Mock())
 
-    decide(request, [Rule.make("free", "2/m", key="ip", cost=lambda request: 0)])
+    with received(refused, heard := Mock()):
+        decide(request, [Rule.make("free", "2/m", key="ip", cost=lambda request: 0)])
 
     assert not heard.called
 
@@ -480,11 +481,10 @@ def test_a_refusal_is_signalled_at_once_after_the_clock_was_set_back() -> None:
     def hear(subject: str, **_: Any) -> None:
         signals.append(subject)
 
-    refused.connect(hear)
-    for moment in (START + 60 * SECOND, START):
-        with freeze(moment):
-            check(RULE, "user:1")
-    refused.disconnect(hear)
+    with received(refused, hear):
+        for moment in (START + 60 * SECOND, START):
+            with freeze(moment):
+                check(RULE, "user:1")
 
     assert signals == ["user:1"] * 2
 
@@ -499,8 +499,7 @@ class TestWhileTheStoreIsAway:
         def hear(rule: Rule, subject: str, **_: Any) -> None:
             signals.append((rule.name, subject))
 
-        refused.connect(hear)
-        with monkeypatch.context() as away:
+        with received(refused, hear), monkeypatch.context() as away:
             for name in ("run", "arun", "try_all"):
                 away.setattr(current_store(), name, Mock(side_effect=StoreUnavailable("it is away")))
             for seconds in range(3):
@@ -509,7 +508,6 @@ class TestWhileTheStoreIsAway:
                     found.append(bool(check_all([(RULE, "user:2"), ("2/m", "user:3")])))
                     found.append(flusher.flush())
                 assert found == [False, False, True, False]
-        refused.disconnect(hear)
         return signals
 
     def test_counts_wait_to_be_sent_once(self) -> None:

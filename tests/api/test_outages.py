@@ -57,6 +57,7 @@ from tests.support.outages import (
     with_clock,
 )
 from tests.support.processes import ended, forks, processes, started
+from tests.support.signals import received
 from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import caches, current_store, spy
 
@@ -136,10 +137,9 @@ def test_async_receivers_hear_of_an_outage(kind: str, redis_cache: RedisServer, 
     async def lost(**carried: Any) -> None:
         told.append(carried["reason"])
 
-    store_lost.connect(lost)
     fail(store.server.breaker)
-    assert ask(kind)[0].degraded
-    store_lost.disconnect(lost)
+    with received(store_lost, lost):
+        assert ask(kind)[0].degraded
 
     assert len(told) == 1
 

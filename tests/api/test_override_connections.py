@@ -262,7 +262,9 @@ def refuse(error: Exception, connected: object = None) -> None:
         pytest.param(ValueError("no number"), None, False, id="an error of another kind"),
     ],
 )
-def test_a_request_that_fails_was_refused_a_connection(error: Exception, connected: object, is_noted: bool) -> None:
+def test_a_request_that_fails_counts_as_refused_if_it_has_no_connection(
+    error: Exception, connected: object, is_noted: bool
+) -> None:
     with patch.object(overrides, "note_refusal") as noted:
         refuse(error, connected)
 

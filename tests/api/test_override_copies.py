@@ -29,7 +29,7 @@ from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
 from django_quota.models import OverrideChange, Overview, QuotaOverride, Subject
 from django_quota.testing import QuotaKit, freeze
-from tests.support.databases import default_database, sqlite_database
+from tests.support.databases import OverridesElsewhere, default_database, sqlite_database
 from tests.support.inputs import inputs
 from tests.support.processes import forks, in_child
 
@@ -404,11 +404,8 @@ def test_missing_tables_are_named(caplog: pytest.LogCaptureFixture) -> None:
     assert "the tables of django_quota are missing; run `migrate` to create them" in caplog.text
 
 
-class ElsewhereAndLate:
+class ElsewhereAndLate(OverridesElsewhere):
     """A router that sends overrides to another database, with a replica that is not even there."""
-
-    def db_for_write(self, model: Any, **_: Any) -> str | None:
-        return "other" if model.__name__.startswith(("QuotaOverride", "OverrideChange")) else None
 
     def db_for_read(self, *_: Any, **__: Any) -> str:
         return "replica"

@@ -1,9 +1,7 @@
 """When the copy of the overrides is refreshed, what a refresh reads, and how it treats a table that does not answer."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +11,7 @@ from django_quota.core.overrides import Override
 from django_quota.limiting import overrides as copies
 from django_quota.limiting.overrides import Change, NoConnectionError, OverrideCopy
 from django_quota.testing import freeze
-from tests.support.steps import SECOND, START
+from tests.support.steps import SECOND, START, Clock
 
 SUBJECT = "ip:192.0.2.1"
 
@@ -21,7 +19,7 @@ SUBJECT = "ip:192.0.2.1"
 class Table:
     """The overrides in a database that a test changes as other processes do; `asked` is what was read of it."""
 
-    def __init__(self, clock: "Clock") -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.is_private = False
         self.is_in_transaction = False
@@ -73,13 +71,6 @@ class Table:
         return [self.saved[change] for change in sorted(changes) if change in self.saved]
 
 
-class Clock:
-    now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Reader:
     """The thread of the reader, which works only when a test says so."""
 
@@ -103,20 +94,13 @@ class Reader:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("django_quota.core.clock.elapsed", clock)
-    return clock
+def table(elapsed: Clock) -> Table:
+    return Table(elapsed)
 
 
 @pytest.fixture
-def table(clock: Clock) -> Table:
-    return Table(clock)
-
-
-@pytest.fixture
-def reader(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Reader:
-    reader = Reader(clock)
+def reader(elapsed: Clock, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    reader = Reader(elapsed)
     monkeypatch.setattr(copies, "reader", reader)
     return reader
 
@@ -152,15 +136,8 @@ def decide(copy: OverrideCopy) -> bool:
     return True
 
 
-def blocked(copy: OverrideCopy, now: int = START) -> list[str]:
+def blocked(copy: OverrideCopy) -> list[str]:
     return sorted(override.subject for override in copy.table.by_pk.values())
-
-
-@contextmanager
-def no_answer(table: Table, error: Exception) -> Iterator[None]:
-    table.error = error
-    yield
-    table.error = None
 
 
 @pytest.fixture
@@ -275,7 +252,7 @@ def test_many_changes_are_read_by_their_numbers(
     assert len(read_once.table) == 3 + number
 
 
-def test_a_new_override_makes_room_of_those_that_have_ended(
+def test_a_new_override_drops_those_that_have_ended(
     copy: OverrideCopy, table: Table, waits: list[float], clock: Clock
 ) -> None:
     table.block(1, ends=START)
@@ -465,7 +442,7 @@ class TestWhileTheReaderHangs:
         assert decide(read_once)
 
 
-def test_a_copy_of_an_app_that_is_not_installed_reads_nothing(reader: Reader) -> None:
+def test_while_the_app_is_not_installed_nothing_is_read(reader: Reader) -> None:
     copy = OverrideCopy()
 
     copy.refresh()
@@ -501,7 +478,7 @@ def test_the_problem_of_a_refresh_that_fails_is(
 ) -> None:
     clock.now += copies.WAIT_AFTER
 
-    with no_answer(table, error):
+    with patch.object(table, "error", error):
         decide(read_once)
 
     assert read_once.problem == problem
@@ -515,7 +492,7 @@ def test_after_a_failure_a_decision_tries_again(
     later: float, is_tried: bool, read_once: OverrideCopy, table: Table, clock: Clock
 ) -> None:
     clock.now += copies.WAIT_AFTER
-    with no_answer(table, RuntimeError("the disk is full")):
+    with patch.object(table, "error", RuntimeError("the disk is full")):
         decide(read_once)
     del table.asked[:]
 
@@ -554,7 +531,9 @@ class TestServerThatGivesNoConnection:
     def refused(self, table: Table) -> None:
         table.no_connection = NoConnectionError("too many clients already")
 
-    def test_the_decision_reads_on_its_own(self, copy: OverrideCopy, table: Table, waits: list[float]) -> None:
+    def test_the_decision_reads_on_the_connection_of_its_thread(
+        self, copy: OverrideCopy, table: Table, waits: list[float]
+    ) -> None:
         table.block(1)
 
         decide(copy)
@@ -565,20 +544,17 @@ class TestServerThatGivesNoConnection:
     def test_it_does_so_in_an_event_loop_too(self, copy: OverrideCopy, table: Table, reader: Reader) -> None:
         table.block(1)
 
-        async def wait(*_: Any, **__: Any) -> None:
-            reader.work()
-
         async def decide_in_a_loop() -> None:
             call = copy.refreshing()
             assert call is not None
-            with patch.object(copies, "asyncio", SimpleNamespace(wait=wait, wrap_future=asyncio.wrap_future)):
-                await call.run_async()
+            asyncio.get_running_loop().call_soon(reader.work)
+            await call.run_async()
 
         asyncio.run(decide_in_a_loop())
 
         assert blocked(copy) == [SUBJECT]
 
-    def test_all_processes_are_told_once(
+    def test_it_is_reported_once_to_all_processes(
         self, copy: OverrideCopy, table: Table, waits: list[float], clock: Clock, caplog: pytest.LogCaptureFixture
     ) -> None:
         for _ in range(3):
@@ -588,23 +564,23 @@ class TestServerThatGivesNoConnection:
         assert table.said_full == 1
         assert [line for line in caplog.messages if line.startswith("The database had no connection left. For an hour")]
 
-    def test_a_transaction_leaves_it_to_a_later_refresh_to_tell_them(
+    def test_in_a_transaction_it_is_not_reported_before_a_later_refresh(
         self, copy: OverrideCopy, table: Table, waits: list[float], clock: Clock
     ) -> None:
         table.is_in_transaction = True
         decide(copy)
-        told = [table.said_full]
+        reported = [table.said_full]
 
         table.is_in_transaction = False
         clock.now += copies.WAIT_AFTER
         decide(copy)
 
-        assert [*told, table.said_full] == [0, 1]
+        assert [*reported, table.said_full] == [0, 1]
 
     @pytest.mark.parametrize(
         ("seconds", "asks"), [(copies.HERE_FOR - 0.5, False), (copies.HERE_FOR, True)], ids=["an hour", "longer"]
     )
-    def test_the_reader_asks_for_none(
+    def test_the_reader_does_not_ask_for_a_connection_for(
         self, seconds: float, asks: bool, copy: OverrideCopy, table: Table, waits: list[float], clock: Clock
     ) -> None:
         began = clock.now
@@ -652,17 +628,17 @@ class TestServerThatGivesNoConnection:
         del table.asked[:]
         calls = [copy.refreshing() for _ in range(2)]
 
-        with no_answer(table, RuntimeError("the disk is full")):
+        with patch.object(table, "error", RuntimeError("the disk is full")):
             for call in calls:
                 assert call is not None
                 call.run_sync()
 
         assert table.asked == ["here", (0, [])]
 
-    def test_if_a_request_has_none_either_the_reader_asks_again(
+    def test_if_a_request_has_no_connection_either_the_reader_asks_again(
         self, copy: OverrideCopy, table: Table, waits: list[float], clock: Clock
     ) -> None:
-        with no_answer(table, RuntimeError("too many clients already")):
+        with patch.object(table, "error", RuntimeError("too many clients already")):
             decide(copy)
         assert copy.problem == "too many clients already"
         table.no_connection = None
@@ -674,7 +650,7 @@ class TestServerThatGivesNoConnection:
         assert table.asked == ["the reader", (None, []), "all"]
         assert (copy.problem, table.said_full) == ("", 0)
 
-    def test_one_that_refuses_only_after_a_second_is_down(
+    def test_a_server_that_refuses_only_after_a_second_is_down(
         self, copy: OverrideCopy, table: Table, waits: list[float]
     ) -> None:
         table.seconds = copies.MAX_WAIT
@@ -684,7 +660,7 @@ class TestServerThatGivesNoConnection:
         assert copy.problem == "too many clients already"
         assert table.asked == ["the reader"]
 
-    def test_no_decision_waits_for_one_that_is_down(
+    def test_no_decision_waits_for_a_server_that_is_down(
         self, copy: OverrideCopy, table: Table, waits: list[float], clock: Clock
     ) -> None:
         table.seconds = copies.MAX_WAIT
@@ -731,18 +707,18 @@ class TestRefusalOfARequest:
 
         assert not reader.is_due
 
-    def test_it_says_nothing_while_the_overrides_cannot_be_read(
+    def test_it_starts_no_refresh_while_the_overrides_cannot_be_read(
         self, read_once: OverrideCopy, table: Table, reader: Reader, clock: Clock
     ) -> None:
         clock.now += copies.WAIT_AFTER
-        with no_answer(table, RuntimeError("the server is down")):
+        with patch.object(table, "error", RuntimeError("the server is down")):
             decide(read_once)
 
         read_once.note_refusal()
 
         assert not reader.is_due
 
-    def test_it_says_nothing_of_a_table_that_only_this_process_has(
+    def test_it_starts_no_refresh_of_a_table_that_only_this_process_has(
         self, copy: OverrideCopy, table: Table, reader: Reader
     ) -> None:
         table.is_private = True
@@ -753,7 +729,7 @@ class TestRefusalOfARequest:
         assert not reader.planned
 
 
-def test_what_another_process_says_makes_the_reader_leave_its_connection(
+def test_the_report_of_another_process_makes_the_reader_close_its_connection(
     read_once: OverrideCopy, table: Table, reader: Reader, clock: Clock
 ) -> None:
     table.log[4] = Change((), full=True)

@@ -2,9 +2,9 @@
 
 import gc
 import shutil
-import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,25 +33,19 @@ from django_quota.limiting.override_rows import DatabaseRows, ReaderConnection
 from django_quota.limiting.overrides import Change, NoConnectionError
 from django_quota.models import OverrideChange, QuotaOverride
 from django_quota.operating.override_lists import save_list
-from tests.support.databases import another_database, default_database, sqlite_database
+from tests.support.commands import PATIENCE
+from tests.support.databases import OverridesElsewhere, another_database, default_database, sqlite_database
 
 SUBJECT = "ip:192.0.2.1"
 
 pytestmark = pytest.mark.usefixtures("memory_store", "database")
 
 
-class ToTheOther:
-    """A router that sends overrides to another database."""
-
-    def db_for_write(self, model: Any, **_: Any) -> str | None:
-        return "other" if model.__name__.startswith(("QuotaOverride", "OverrideChange")) else None
-
-
 @pytest.fixture
 def other(sqlite: Any, tmp_path: Path, settings: Any) -> Iterator[str]:
     """Let the overrides be in another database than the default one; yields its alias."""
     with another_database("other", sqlite_database(Path(shutil.copy(sqlite["NAME"], tmp_path / "other.sqlite3")))):
-        settings.DATABASE_ROUTERS = [ToTheOther()]
+        settings.DATABASE_ROUTERS = [OverridesElsewhere()]
         yield "other"
         settings.DATABASE_ROUTERS = []
 
@@ -135,8 +129,8 @@ def test_a_change_that_cannot_be_saved_is_not_logged(save: Save, other: str) -> 
 class TestAddedByAnotherMeanwhile:
     """A change that finds no override, while another process adds the override before it is saved."""
 
-    def changed(self, failures: int) -> list[QuotaOverride | None]:
-        given: list[QuotaOverride | None] = []
+    def change(self, failures: int, given: list[QuotaOverride | None]) -> None:
+        """Let this many tries fail; collect what each found."""
 
         def values(row: QuotaOverride | None) -> dict[str, Any]:
             given.append(row)
@@ -144,21 +138,23 @@ class TestAddedByAnotherMeanwhile:
                 QuotaOverride.objects.create(subject=SUBJECT, rule="search", mode="blocked")
             return {"mode": "exempt"}
 
-        try:
-            override_rows.change_override("search", SUBJECT, values)
-        finally:
-            self.tries = len(given)
-        return given
+        override_rows.change_override("search", SUBJECT, values)
 
-    def test_it_is_tried_again_with_what_is_there_then(self) -> None:
-        assert self.changed(2) == [None] * 3
+    def test_it_is_tried_again_and_finds_what_is_there_then(self) -> None:
+        given: list[QuotaOverride | None] = []
+
+        self.change(2, given)
+
+        assert given == [None] * 3
         assert QuotaOverride.objects.get().mode == "exempt"
 
     def test_the_third_failure_is_raised(self) -> None:
-        with pytest.raises(IntegrityError):
-            self.changed(4)
+        given: list[QuotaOverride | None] = []
 
-        assert self.tries == 3
+        with pytest.raises(IntegrityError):
+            self.change(4, given)
+
+        assert len(given) == 3
 
 
 # --- the log of changes -----------------------------------------------------------------------------------------------
@@ -209,14 +205,14 @@ def test_a_change_says_what_was_removed() -> None:
     assert DatabaseRows().changes(None, ()) == {1: Change([7, 19], full=False), 2: Change([], full=False)}
 
 
-def test_what_is_known_says_nothing_again() -> None:
+def test_a_change_that_is_known_is_not_reported_again() -> None:
     log(("7", True, 0))
 
     assert DatabaseRows().changes(1, ()) == {1: Change((), full=False)}
 
 
 @pytest.mark.usefixtures("the_machine_stands")
-def test_that_the_database_was_full_counts_for_an_hour() -> None:
+def test_a_report_that_the_database_is_full_holds_for_an_hour() -> None:
     log(("", True, HOUR), ("", True, HOUR - 1), ("", False, 0))
 
     assert [change.full for change in DatabaseRows().changes(None, ()).values()] == [False, True, False]
@@ -348,35 +344,22 @@ def test_only_this_process_can_change_the_overrides_of(settings_of: dict[str, An
         assert DatabaseRows().is_private is is_private
 
 
-class Reader:
-    """The thread of a reader: only there is its connection used."""
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    """Do work as the reader does: in a thread of its own. Close all that it has opened; return or raise its result."""
 
-    def __init__(self) -> None:
-        self.connection = ReaderConnection()
+    def run() -> Any:
+        try:
+            return work()
+        finally:
+            connections.close_all()
 
-    def do(self, work: Callable[[], Any]) -> Any:
-        """Do work in the thread, and close all that it has opened; return or raise what the work does."""
-        found: list[Any] = []
-
-        def run() -> None:
-            try:
-                found.append(work())
-            except Exception as error:  # noqa: BLE001 — it is raised below
-                found.append(error)
-            finally:
-                connections.close_all()
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join(60)
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(run).result(PATIENCE)
 
 
 @pytest.fixture
-def reader() -> Reader:
-    return Reader()
+def reader() -> ReaderConnection:
+    return ReaderConnection()
 
 
 POSTGRESQL = {"ENGINE": "django.db.backends.postgresql", "NAME": "a"}
@@ -389,14 +372,16 @@ POSTGRESQL = {"ENGINE": "django.db.backends.postgresql", "NAME": "a"}
         pytest.param({"connect_timeout": 9}, {"connect_timeout": 9, "tcp_user_timeout": 10_000}, id="as the site says"),
     ],
 )
-def test_the_reader_of_postgresql_waits(given: dict[str, int], options: dict[str, int], reader: Reader) -> None:
+def test_the_reader_of_postgresql_waits(
+    given: dict[str, int], options: dict[str, int], reader: ReaderConnection
+) -> None:
     def used() -> dict[str, Any]:
         with patch("django.db.backends.postgresql.base.DatabaseWrapper.ensure_connection"):
-            reader.connection.use("default")
+            reader.use("default")
             return {name: connections["default"].settings_dict["OPTIONS"].get(name) for name in options}
 
     with default_database({**POSTGRESQL, "OPTIONS": given}):
-        assert reader.do(used) == options
+        assert in_a_thread(used) == options
 
 
 def test_the_reader_waits_for_mysql_two_seconds_and_then_ten() -> None:
@@ -404,71 +389,73 @@ def test_the_reader_waits_for_mysql_two_seconds_and_then_ten() -> None:
 
 
 def test_the_reader_sees_what_is_committed_where_the_site_does_not_commit_by_itself(
-    database: dict[str, Any], reader: Reader
+    database: dict[str, Any], reader: ReaderConnection
 ) -> None:
     def used() -> bool:
-        reader.connection.use("default")
+        reader.use("default")
         return connections["default"].get_autocommit()
 
     with default_database({**database, "AUTOCOMMIT": False}):
-        assert reader.do(used) is True
+        assert in_a_thread(used) is True
 
 
-def test_the_reader_uses_its_connection_again(reader: Reader) -> None:
+def test_the_reader_uses_its_connection_again(reader: ReaderConnection) -> None:
     def used() -> list[Any]:
-        was_open = [reader.connection.use("default") for _ in range(2)]
+        was_open = [reader.use("default") for _ in range(2)]
         first = connections["default"]
         first.close()
-        return [*was_open, reader.connection.use("default"), connections["default"] is first]
+        return [*was_open, reader.use("default"), connections["default"] is first]
 
-    assert reader.do(used) == [False, True, False, False]
+    assert in_a_thread(used) == [False, True, False, False]
 
 
 def test_another_alias_has_another_connection_even_with_the_same_settings(
-    database: dict[str, Any], reader: Reader
+    database: dict[str, Any], reader: ReaderConnection
 ) -> None:
     def used() -> list[Any]:
-        reader.connection.use("default")
+        reader.use("default")
         first = connections["default"]
-        was_open = reader.connection.use("other")
+        was_open = reader.use("other")
         return [was_open, connections["other"].connection is None, first.connection is None]
 
     with another_database("other", database):
-        assert reader.do(used) == [False, False, True]
+        assert in_a_thread(used) == [False, False, True]
 
 
-def test_a_database_that_cannot_be_reached_is_said_to_give_no_connection(tmp_path: Path, reader: Reader) -> None:
+def test_a_database_that_cannot_be_reached_is_said_to_give_no_connection(
+    tmp_path: Path, reader: ReaderConnection
+) -> None:
     with (
         default_database(sqlite_database(tmp_path / "nowhere" / "a.sqlite3")),
         pytest.raises(NoConnectionError, match="unable to open database file"),
     ):
-        reader.do(lambda: reader.connection.use("default"))
+        in_a_thread(lambda: reader.use("default"))
 
 
-def test_a_forked_process_keeps_the_connection_of_its_parent_from_being_closed(reader: Reader) -> None:
+def test_a_forked_process_keeps_the_connection_of_its_parent_from_being_closed(reader: ReaderConnection) -> None:
     def after_a_fork() -> bool:
-        with patch("django.db.backends.sqlite3.base.DatabaseWrapper.ensure_connection"):
-            reader.connection.use("default")
+        with patch("django.db.backends.base.base.BaseDatabaseWrapper.ensure_connection"):
+            reader.use("default")
         parents = weakref.ref(connections["default"])
         del connections["default"]
-        reader.connection.after_fork()
+        reader.after_fork()
         gc.collect()
         return parents() is not None
 
-    assert reader.do(after_a_fork)
+    assert in_a_thread(after_a_fork)
 
 
-def test_a_forked_process_has_a_connection_of_its_own(reader: Reader) -> None:
+def test_a_forked_process_has_a_connection_of_its_own(reader: ReaderConnection) -> None:
     def after_a_fork() -> list[bool]:
-        reader.connection.use("default")
+        reader.use("default")
         parents = connections["default"]
-        reader.connection.after_fork()
-        reader.connection.close()
-        was_open, is_open = reader.connection.use("default"), parents.connection is not None
+        reader.after_fork()
+        reader.close()
+        was_open, is_open = reader.use("default"), parents.connection is not None
         parents.close()
         return [was_open, is_open]
 
-    assert reader.do(after_a_fork) == [False, True]
+    assert in_a_thread(after_a_fork) == [False, True]
 
 
 class TestWorkOfTheReaderThatFails:
@@ -490,7 +477,7 @@ class TestWorkOfTheReaderThatFails:
             rows.read(fail)
 
         with pytest.raises(OperationalError, match="closed the connection"):
-            Reader().do(read)
+            in_a_thread(read)
 
         assert len(done) == times
 
@@ -503,7 +490,7 @@ class TestWorkOfTheReaderThatFails:
             patch.object(ReaderConnection, "use", side_effect=answers),
             pytest.raises(NoConnectionError, match="too many clients already"),
         ):
-            Reader().do(lambda: rows.read(fail))
+            in_a_thread(lambda: rows.read(fail))
 
 
 class TestOnTheConnectionOfARequest:

@@ -30,6 +30,7 @@ from tests.support.commands import said
 from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of, units_of
 from tests.support.memory import know_of_processes
 from tests.support.overridden import override
+from tests.support.signals import received
 from tests.support.steps import MINUTE, SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
@@ -437,12 +438,8 @@ class TestASpentHit:
         def note(share: float, **_: Any) -> None:
             shares.append(share)
 
-        near_limit.connect(note)
-        try:
-            with freeze(START):
-                allowed(950)
-        finally:
-            near_limit.disconnect(note)
+        with received(near_limit, note), freeze(START):
+            allowed(950)
         assert shares == [0.8]
 
 

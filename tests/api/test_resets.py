@@ -23,6 +23,7 @@ from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import always
 from tests.support.counts import bans_of
+from tests.support.signals import received
 from tests.support.steps import START
 from tests.support.stores import spy
 
@@ -181,8 +182,7 @@ def test_the_refusals_that_count_towards_a_ban_are_forgotten_without_its_option(
 )
 def test_the_event_comes_again_at_once_after_a_reset(signal: Signal, hits: int) -> None:
     rule, number = Rule.make("ten", "10/h"), []
-    signal.connect(heard := Mock())
-    with freeze(START):
+    with received(signal, heard := Mock()), freeze(START):
         for _ in range(2):
             for _ in range(hits):
                 check(rule, SUBJECT)

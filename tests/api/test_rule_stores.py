@@ -54,6 +54,7 @@ from tests.conftest import alias_of_states
 from tests.support import selection
 from tests.support.databases import sqlite_database
 from tests.support.overridden import override
+from tests.support.signals import received
 from tests.support.steps import MINUTE, START
 from tests.support.stores import caches, empty_database, named, programs
 
@@ -348,11 +349,10 @@ def test_the_signal_of_a_share_is_not_sent_for_a_hit_that_is_given_back() -> Non
     def listen(sender: object, rule: Rule, **_: object) -> None:
         told.append(rule.name)
 
-    near_limit.connect(listen)
-    check("month", "user:1", 5)
-    told.clear()
-    check_all([("burst", "user:1", 3), ("month", "user:1")])
-    near_limit.disconnect(listen)
+    with received(near_limit, listen):
+        check("month", "user:1", 5)
+        told.clear()
+        check_all([("burst", "user:1", 3), ("month", "user:1")])
     assert told == []
 
 

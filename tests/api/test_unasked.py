@@ -1,6 +1,6 @@
 """Hits that no store decides: when they are sent, in which portions, and which of them are signals and events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +15,14 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.unasked import REFUSED_ONCE, TallyPlace, UnaskedHits
 from django_quota.signals import refused
 from django_quota.testing import freeze
+from tests.support.calls import operations_of
 from tests.support.counts import checks_of, count_what_waits
 from tests.support.memory import with_room_for_uncounted
 from tests.support.outages import no_answer
 from tests.support.overridden import override
+from tests.support.signals import received
 from tests.support.steps import SECOND, START
-from tests.support.stores import current_store, spy
+from tests.support.stores import current_store
 
 RULE = Rule.make("api", "2/m", daily=True)
 
@@ -34,15 +36,8 @@ def hits(memory_store: None) -> UnaskedHits:
 
 @pytest.fixture
 def sent(hits: UnaskedHits, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the store is asked: the hits that are counted, and the events that are written."""
-    found: list[Any] = []
-
-    def note(operation: Any) -> None:
-        if isinstance(operation, (RecordHits, AppendEvents)):
-            found.append(operation)
-
-    spy(monkeypatch, before=note)
-    return found
+    """The messages that count hits, and the events that are written."""
+    return operations_of(monkeypatch, RecordHits, AppendEvents)
 
 
 def place(number: int) -> TallyPlace:
@@ -53,7 +48,7 @@ def events_in(sent: list[Any]) -> list[EventRecord]:
     return [event for operation in sent if isinstance(operation, AppendEvents) for event in operation.events]
 
 
-def test_a_message_is_told_apart_by_its_subject_its_rule_its_day_its_tier_and_its_process() -> None:
+def test_the_key_of_a_message_has_its_subject_rule_day_tier_and_process() -> None:
     key = place(7)._replace(tier="pro").sent_key("abc")
 
     assert key == "quota:1:{user:7}:sent:api:2025-11-21:pro:abc"
@@ -147,15 +142,14 @@ def test_ten_thousand_places_can_wait(hits: UnaskedHits) -> None:
 
 
 @pytest.fixture
-def signals(memory_store: None) -> Any:
+def signals(memory_store: None) -> Iterator[list[tuple[str, str]]]:
     found: list[tuple[str, str]] = []
 
     def hear(rule: Rule, subject: str, **_: Any) -> None:
         found.append((rule.name, subject))
 
-    refused.connect(hear)
-    yield found
-    refused.disconnect(hear)
+    with received(refused, hear):
+        yield found
 
 
 def blocked(*subjects: str) -> None:
@@ -167,7 +161,7 @@ def blocked(*subjects: str) -> None:
     ("micros", "times"), [(0, 1), (SECOND - 1, 1), (SECOND, 2)], ids=["at once", "within a second", "after a second"]
 )
 @pytest.mark.parametrize("between", [lambda: None, count_what_waits], ids=["in a round", "in two rounds"])
-def test_a_block_is_signalled_again(
+def test_a_block_is_signalled_once_a_second(
     micros: int, times: int, between: Callable[[], object], signals: list[tuple[str, str]]
 ) -> None:
     blocked("user:1")
@@ -240,21 +234,19 @@ def test_an_exemption_is_no_event_and_delays_none(sent: list[Any]) -> None:
     assert [event.subject for event in events_in(sent)] == ["user:1"]
 
 
-def test_a_site_without_events_writes_none_and_counts_the_day(sent: list[Any], settings: Any) -> None:
+def test_a_site_without_events_writes_none_and_counts_the_day(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
-    asked: list[Any] = []
-    with pytest.MonkeyPatch.context() as patched:
-        spy(patched, before=asked.append)
-        blocked("user:1")
-        with freeze(START):
-            check(RULE, "user:1")
-            count_what_waits()
+    sent = operations_of(monkeypatch, RecordHits, AppendEvents)
+    blocked("user:1")
+    with freeze(START):
+        check(RULE, "user:1")
+        count_what_waits()
 
-    assert [operation.span for operation in asked if isinstance(operation, RecordHits)] == [0]
-    assert events_in(asked) == []
+    assert [operation.span for operation in sent if isinstance(operation, RecordHits)] == [0]
+    assert events_in(sent) == []
 
 
-def test_of_two_blocked_rules_the_free_one_counts_nothing(sent: list[Any], signals: list[tuple[str, str]]) -> None:
+def test_of_two_blocked_rules_the_free_one_counts_nothing(signals: list[tuple[str, str]]) -> None:
     blocked("ip:192.0.2.7")
     free = Rule.make("free", "2/m", key="ip", cost=lambda request: 0, daily=True)
     paid = Rule.make("paid", "2/m", key="ip", daily=True)
@@ -266,7 +258,7 @@ def test_of_two_blocked_rules_the_free_one_counts_nothing(sent: list[Any], signa
     assert signals == [("paid", "ip:192.0.2.7")]
 
 
-def test_a_refused_request_counts_no_day_of_who_is_exempt(sent: list[Any]) -> None:
+def test_a_refused_request_counts_nothing_for_the_day_of_an_exempt_subject(sent: list[Any]) -> None:
     override("x 0 0 ", "*", "user:2")
     with freeze(START):
         check_all([(RULE, "user:2"), (Rule.make("full", "0/m"), "user:1")])

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -19,19 +18,11 @@ from django_quota.signals import banned, near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.commands import PATIENCE
+from tests.support.signals import received
 from tests.support.steps import MINUTE, SECOND, START, SUBJECT
 
 HOUR, DAY = 3_600 * SECOND, 86_400 * SECOND
 BAN = {"after": "3/m", "for": ["10m", "1h", "1d"]}
-
-
-@contextmanager
-def received(signal: Any, receiver: Callable[..., Any]) -> Iterator[None]:
-    signal.connect(receiver)
-    try:
-        yield
-    finally:
-        signal.disconnect(receiver)
 
 
 @pytest.fixture

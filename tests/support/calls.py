@@ -88,6 +88,13 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+def operations_of(monkeypatch: pytest.MonkeyPatch, *kinds: type) -> list[Any]:
+    """Note the operations of these classes that the store is asked to run from now on, also in rounds."""
+    asked: list[Any] = []
+    spy(monkeypatch, before=lambda operation: asked.append(operation) if isinstance(operation, kinds) else None)
+    return asked
+
+
 def limits_of_each_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note of each call that decides how many limits it has."""
     counted: list[int] = []

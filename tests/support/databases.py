@@ -167,6 +167,13 @@ def another_database(alias: str, settings: dict[str, Any]) -> Iterator[None]:
         del connections.settings[alias]
 
 
+class OverridesElsewhere:
+    """A router that sends overrides to the database with the alias `other`."""
+
+    def db_for_write(self, model: Any, **_: Any) -> str | None:
+        return "other" if model.__name__.startswith(("QuotaOverride", "OverrideChange")) else None
+
+
 def forget_connection() -> None:
     """Let go of this thread's connection: one that outlives its test still leads to the database of that test."""
     if hasattr(connections._connections, "default"):  # type: ignore[attr-defined]

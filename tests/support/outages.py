@@ -125,6 +125,13 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture
+def elapsed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which this process waits and plans, in all its threads: the test moves it."""
+    monkeypatch.setattr("django_quota.core.clock.elapsed", clock)
+    return clock
+
+
 FAILURES, PAUSE, SETTLE_TIME = 3, 1.0, 1.0
 """What docs/reliability.md promises: after three failures in a row no call asks for a second; an answer ends an outage
 when the last failure was a second ago."""
