@@ -418,7 +418,9 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
         ),
     ],
 )
-def test_the_error_of_a_wrong_setting_says_all_of_this(quota: object, name: str, error: str, settings: Any) -> None:
+def test_the_error_of_a_wrong_setting_names_it_its_value_and_what_to_use(
+    quota: object, name: str, error: str, settings: Any
+) -> None:
     settings.QUOTA = quota
 
     with pytest.raises((ConfigurationError, RuleError)) as caught:
