@@ -60,10 +60,9 @@ def found(client: Client, text: str, rule: str = "") -> list[str]:
 
 
 def offered(client: Client, **query: Any) -> list[str]:
-    """Return what the boxes of the list stand for."""
-    return [
-        unescape(each) for each in re.findall(r'name="ban" value="([^"]*)"', client.get(PAGE, query).content.decode())
-    ]
+    """Return what the checkboxes of the list send."""
+    page = client.get(PAGE, query).content.decode()
+    return [unescape(value) for value in re.findall(r'name="ban" value="([^"]*)"', page)]
 
 
 def pair(subject: str, rule: str = "login") -> str:
@@ -784,7 +783,7 @@ class TestSettingABan:
         assert "1 ban was lifted." in page
         assert peek("login", ann)
 
-    def test_it_alone_is_lifted(self, ann: str) -> None:
+    def test_lifting_one_leaves_others_of_the_same_subject_or_rule(self, ann: str) -> None:
         for subject, rule in ((ann, "search"), (ann, "login"), (SUBJECT, "search")):
             block(subject, rule=rule)
 

@@ -405,7 +405,10 @@ def test_a_flood_ends_after_ten_minutes_without_a_refusal(client: Client, raw: r
 
 
 def folded(*refused: tuple[str, str, float], kind: str = "refused") -> list[tuple[int, int] | str | None]:
-    """Fold refusals, each of a rule, a subject and a second, the newest first; a flood: its events and subjects."""
+    """Return the lines that events become: the number of events and of subjects for a flood, else the subject.
+
+    Each event has a rule, a subject and a second; the newest is first.
+    """
     events = [
         Event.read(f"{int(START // 1_000 + second * 1_000)}-0", event_fields(kind, rule=rule, subject=subject))
         for rule, subject, second in refused
@@ -416,7 +419,7 @@ def folded(*refused: tuple[str, str, float], kind: str = "refused") -> list[tupl
 
 
 def spread(number: int, gap: float, rule: str = "api", subject: str = "user:{}") -> list[tuple[str, str, float]]:
-    """Return refusals of so many subjects, so many seconds apart."""
+    """Return this number of refusals, `gap` seconds apart, of one subject for each `{}` that is filled."""
     return [(rule, subject.format(each), each * gap) for each in reversed(range(number))]
 
 
@@ -436,7 +439,7 @@ def spread(number: int, gap: float, rule: str = "api", subject: str = "user:{}")
         pytest.param([("web", "ip:9", 9), *spread(5, 1)], ["ip:9", (5, 5)], id="after a later refusal"),
     ],
 )
-def test_refusals_are_a_flood_if_they_are(refused: Any, lines: list[Any]) -> None:
+def test_five_refusals_close_in_time_are_one_line(refused: Any, lines: list[Any]) -> None:
     assert folded(*refused) == lines
 
 

@@ -2,6 +2,7 @@
 
 from datetime import UTC, date, datetime
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.contrib import admin
@@ -96,16 +97,81 @@ def raised(refused: None) -> None:
     override("user:7", "api", "exempt", starts=BEGIN, pk=83)
 
 
+# --- lines of several pages -------------------------------------------------------------------------------------------
+
+BANS_IN_FORCE = [
+    "Ban… [ban/set/]",
+    "Bans in force",
+    "The memory store keeps no list of bans. Find those of a subject, in the process that answers.",
+]
+HISTORY_OF_BANS = [
+    "History",
+    (
+        "From the events since Nov. 21, 2025, 4:40 a.m. UTC; older ones are not read. The page of a "
+        "subject shows who lifted a ban in the admin."
+    ),
+]
+EVENTS_OF_API = [
+    "Nov. 21, 2025, UTC",
+    (
+        "04:40:00 refused ip:192.0.2.1 [subject/?subject=ip%3A192.0.2.1] by api: needed 6, 4 of 10 are "
+        "left, until 04:41:00 UTC"
+    ),
+    "04:40:00 near its limit ip:192.0.2.1 [subject/?subject=ip%3A192.0.2.1] by api: 80 % used, 4 of 10 are left",
+]
+HEAD_OF_REFUSALS = [
+    "Refusals and bans among the newest events, newest first",
+    "When | Rule | What | Request | Limit | Until",
+]
+HEAD_OF_OVERRIDES = [
+    "Overrides",
+    "Overrides that concern this subject, the most specific first",
+    "Rule | Subject | Instead | Holds for | State | Starts | Expires | Reason | By | Actions",
+]
+HEAD_OF_SHARED_OVERRIDES = [
+    "Everybody, kinds of subjects and networks",
+    "Subject | Rule | Instead | Expires | Reason",
+]
+BLOCK_OF_A_NETWORK = "ip:198.51.100.0/24 [quotaoverride/82/change/] | all rules | blocked | never | -"
+NO_HISTORY = ["History", "Nothing yet."]
+ACTIONS = ["Raise for a day", "Exempt", "Reset", "Block"]
+BUTTONS_OF_ALL_RULES = [f"{{on=*}} {action}" for action in ACTIONS]
+
+
+def links_of(subject: str) -> list[str]:
+    """Return the links of the page of a subject."""
+    query = urlencode({"subject": subject})
+    return [
+        f"Usage by day [dailycounter/usage/?{query}]",
+        f"Events [overview/events/?{query}]",
+        f"Add an override [quotaoverride/add/?{query}]",
+    ]
+
+
+def buttons_of(rule: str) -> list[str]:
+    """Return the buttons of a rule on the page of a subject."""
+    return [f"Change… {rule}", *[f"{{on={rule}}} {action} {rule}" for action in ACTIONS]]
+
+
+UNUSED_LOGIN = [
+    "1 unused rule",
+    "login [quotaoverride/rule/?name=login]",
+    "9/m by sliding window 0 of 9 used, 9 left 0 of 9 used, 9 left the next hit is admitted",
+    *buttons_of("login"),
+]
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.usefixtures("blocked")
-def test_the_bans_of_two_subjects(client: Client) -> None:
+def test_the_list_of_bans_shows_those_of_two_subjects(client: Client) -> None:
     assert below_search(said(client, "ban/?subject=user:7&subject=ip:198.51.100.0/24")) == [
         (
             "Only bans of: user:7 [subject/?subject=user%3A7] , ip:198.51.100.0/24 "
             "[subject/?subject=ip%3A198.51.100.0%2F24] . Show all [ban/]"
         ),
-        "Ban… [ban/set/]",
-        "Bans in force",
-        "The memory store keeps no list of bans. Find those of a subject, in the process that answers.",
+        *BANS_IN_FORCE,
         (
             "{subject=user:7} {subject=ip:198.51.100.0/24} {rule=} Blocks in force, the newest first, then "
             "bans of rules, the first to end first"
@@ -126,11 +192,7 @@ def test_the_bans_of_two_subjects(client: Client) -> None:
         ),
         "Lift selected bans",
         "{all=1} Lift all 3 bans of this list",
-        "History",
-        (
-            "From the events since Nov. 21, 2025, 4:40 a.m. UTC; older ones are not read. The page of a "
-            "subject shows who lifted a ban in the admin."
-        ),
+        *HISTORY_OF_BANS,
         "Bans that began recently, newest first",
         "Subject | Rule | Since | Until | Kind | Reason | State",
         (
@@ -149,24 +211,18 @@ def test_the_bans_of_two_subjects(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("blocked")
-def test_the_bans_of_a_rule_without_any(client: Client) -> None:
+def test_the_list_of_bans_says_that_a_rule_has_none(client: Client) -> None:
     assert below_search(said(client, "ban/?rule=other")) == [
         'Only bans of: rule "other". Show all [ban/]',
-        "Ban… [ban/set/]",
-        "Bans in force",
-        "The memory store keeps no list of bans. Find those of a subject, in the process that answers.",
+        *BANS_IN_FORCE,
         "No ban matches.",
-        "History",
-        (
-            "From the events since Nov. 21, 2025, 4:40 a.m. UTC; older ones are not read. The page of a "
-            "subject shows who lifted a ban in the admin."
-        ),
+        *HISTORY_OF_BANS,
         "No ban began.",
     ]
 
 
 @pytest.mark.usefixtures("blocked")
-def test_the_question_before_bans_are_lifted(client: Client) -> None:
+def test_a_question_names_the_bans_before_they_are_lifted(client: Client) -> None:
     assert said(client, "ban/lift/", ban=['["user:7","login"]', '["ip:198.51.100.0/24","*",true]']) == [
         "This ends 2 bans. What was counted stays. The next ban of each subject counts as the first again.",
         "user:7 [subject/?subject=user%3A7], login",
@@ -180,22 +236,17 @@ def test_the_question_before_bans_are_lifted(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("blocked")
-def test_a_banned_subject(client: Client) -> None:
+def test_the_page_of_a_banned_subject_shows_its_ban_and_its_block(client: Client) -> None:
     assert below_search(said(client, "subject/?subject=user:7")) == [
         "{subject=user:7} Right now",
         (
             "Refused by login until 04:50:00 UTC (first ban). {on=login} Lift ban refused by login until "
             "04:50:00 UTC (first ban)"
         ),
-        "Usage by day [dailycounter/usage/?subject=user%3A7]",
-        "Events [overview/events/?subject=user%3A7]",
-        "Add an override [quotaoverride/add/?subject=user%3A7]",
+        *links_of("user:7"),
         "All rules",
         "{on=*} Lift ban",
-        "{on=*} Raise for a day",
-        "{on=*} Exempt",
-        "{on=*} Reset",
-        "{on=*} Block",
+        *BUTTONS_OF_ALL_RULES,
         "Bans",
         "Bans",
         "Rule | Ends in | Ends at | Note",
@@ -207,31 +258,23 @@ def test_a_banned_subject(client: Client) -> None:
         "login [quotaoverride/rule/?name=login]",
         "9/m by sliding window 0 of 9 used, 9 left 0 of 9 used, 9 left no hit is admitted (blocked by an override)",
         "Override: blocked",
-        "Change… login",
-        "{on=login} Raise for a day login",
-        "{on=login} Exempt login",
-        "{on=login} Reset login",
-        "{on=login} Block login",
+        *buttons_of("login"),
         "1 rule that counts others",
         "api counts by ip.",
         "{subject=user:7} Recent refusals",
-        "Refusals and bans among the newest events, newest first",
-        "When | Rule | What | Request | Limit | Until",
+        *HEAD_OF_REFUSALS,
         "04:40:00 UTC | login | banned | the watchdog | 9 | 04:50:00 UTC",
-        "Overrides",
-        "Overrides that concern this subject, the most specific first",
-        "Rule | Subject | Instead | Holds for | State | Starts | Expires | Reason | By | Actions",
+        *HEAD_OF_OVERRIDES,
         (
             "login [quotaoverride/72/change/] | user:7 | blocked | login | active | Nov. 1, 2025, midnight UTC "
             "| never | - | - | {on=login} Clear override login"
         ),
-        "History",
-        "Nothing yet.",
+        *NO_HISTORY,
     ]
 
 
 @pytest.mark.usefixtures("used")
-def test_the_overview(client: Client) -> None:
+def test_the_overview_shows_what_the_memory_store_knows(client: Client) -> None:
     assert said(client, "overview/content/") == [
         "Checks today 3",
         "yesterday 0",
@@ -243,12 +286,7 @@ def test_the_overview(client: Client) -> None:
         "banned",
         "near its limit",
         "{rule=} {subject=} Filter",
-        "Nov. 21, 2025, UTC",
-        (
-            "04:40:00 refused ip:192.0.2.1 [subject/?subject=ip%3A192.0.2.1] by api: needed 6, 4 of 10 are "
-            "left, until 04:41:00 UTC"
-        ),
-        ("04:40:00 near its limit ip:192.0.2.1 [subject/?subject=ip%3A192.0.2.1] by api: 80 % used, 4 of 10 are left"),
+        *EVENTS_OF_API,
         "All events [overview/events/]",
         "Rules",
         "Checks of Nov. 21, 2025, and of the last 60 minutes",
@@ -272,7 +310,7 @@ def test_the_overview(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("refused")
-def test_the_events(client: Client) -> None:
+def test_the_page_of_events_shows_those_of_a_rule(client: Client) -> None:
     assert said(client, "overview/events/?rule=api") == [
         "Refusals, bans and warnings",
         "{find=} all kinds",
@@ -282,18 +320,13 @@ def test_the_events(client: Client) -> None:
         "{rule=api} {path=} from {since=}",
         "until {until=}",
         "Filter",
-        "Nov. 21, 2025, UTC",
-        (
-            "04:40:00 refused ip:192.0.2.1 [subject/?subject=ip%3A192.0.2.1] by api: needed 6, 4 of 10 are "
-            "left, until 04:41:00 UTC"
-        ),
-        ("04:40:00 near its limit ip:192.0.2.1 [subject/?subject=ip%3A192.0.2.1] by api: 80 % used, 4 of 10 are left"),
+        *EVENTS_OF_API,
         "Download as CSV [?rule=api&csv=1]",
     ]
 
 
 @pytest.mark.usefixtures("raised")
-def test_a_rule_with_overrides(client: Client) -> None:
+def test_the_page_of_a_rule_shows_its_overrides(client: Client) -> None:
     assert said(client, "quotaoverride/rule/?name=api") == [
         "What the settings or the view say",
         'QUOTA["RULES"]["api"]',
@@ -306,10 +339,9 @@ def test_a_rule_with_overrides(client: Client) -> None:
         "For everybody:",
         "Change [quotaoverride/81/change/]",
         "Back to what the settings say [quotaoverride/81/delete/]",
-        "Everybody, kinds of subjects and networks",
-        "Subject | Rule | Instead | Expires | Reason",
+        *HEAD_OF_SHARED_OVERRIDES,
         "everybody [quotaoverride/81/change/] | api | 20/m | Jan. 2, 2099, midnight UTC | busy",
-        "ip:198.51.100.0/24 [quotaoverride/82/change/] | all rules | blocked | never | -",
+        BLOCK_OF_A_NETWORK,
         "Recently",
         "Checks today 2",
         "Refused 1",
@@ -321,7 +353,7 @@ def test_a_rule_with_overrides(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("raised")
-def test_a_rule_that_only_an_override_names(client: Client) -> None:
+def test_a_rule_that_neither_settings_nor_views_have_has_a_page(client: Client) -> None:
     assert said(client, "quotaoverride/rule/?name=gone") == [
         "What the settings or the view say",
         "Neither the settings nor the views have this rule. Calls in your code may use its name.",
@@ -332,16 +364,15 @@ def test_a_rule_that_only_an_override_names(client: Client) -> None:
         "Another rate [quotaoverride/add/?subject=*&rule=gone&mode=rate]",
         "Let it only report [quotaoverride/add/?subject=*&rule=gone&mode=shadow]",
         "Switch it off [quotaoverride/add/?subject=*&rule=gone&mode=exempt]",
-        "Everybody, kinds of subjects and networks",
-        "Subject | Rule | Instead | Expires | Reason",
-        "ip:198.51.100.0/24 [quotaoverride/82/change/] | all rules | blocked | never | -",
+        *HEAD_OF_SHARED_OVERRIDES,
+        BLOCK_OF_A_NETWORK,
         "Recently",
         "Nothing has been checked today.",
     ]
 
 
 @pytest.mark.usefixtures("raised")
-def test_the_rules(client: Client) -> None:
+def test_the_list_of_rules_shows_where_each_is_written(client: Client) -> None:
     assert said(client, "knownrule/") == [
         "Rules",
         "Rule | Rate | Key | Where",
@@ -351,7 +382,7 @@ def test_the_rules(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("raised")
-def test_the_preview_of_another_rate(client: Client) -> None:
+def test_a_preview_shows_what_another_rate_changes(client: Client) -> None:
     assert said(client, "quotaoverride/preview/", subject="ip:192.0.2.1", rule="api", mode="rate", rate="30/m") == [
         "What this override would do now",
         "ip:192.0.2.1: 30/m :",
@@ -365,7 +396,7 @@ def test_the_preview_of_another_rate(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("raised")
-def test_the_preview_of_a_block_of_a_network(client: Client) -> None:
+def test_a_preview_shows_which_subjects_a_block_of_a_network_refuses(client: Client) -> None:
     assert said(client, "quotaoverride/preview/", subject="ip:192.0.2.0/24", rule="*", mode="blocked") == [
         "What this override would do now",
         "ip:192.0.2.0/24: blocked :",
@@ -387,18 +418,13 @@ def test_the_preview_of_a_block_of_a_network(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("raised")
-def test_a_subject_with_another_rate(client: Client) -> None:
+def test_the_page_of_a_subject_shows_the_rate_of_an_override(client: Client) -> None:
     assert below_search(said(client, "subject/?subject=ip:192.0.2.1")) == [
         "{subject=ip:192.0.2.1} Right now",
         "No limit on this page refuses the next hit.",
-        "Usage by day [dailycounter/usage/?subject=ip%3A192.0.2.1]",
-        "Events [overview/events/?subject=ip%3A192.0.2.1]",
-        "Add an override [quotaoverride/add/?subject=ip%3A192.0.2.1]",
+        *links_of("ip:192.0.2.1"),
         "All rules",
-        "{on=*} Raise for a day",
-        "{on=*} Exempt",
-        "{on=*} Reset",
-        "{on=*} Block",
+        *BUTTONS_OF_ALL_RULES,
         "Rules",
         "api [quotaoverride/rule/?name=api]",
         (
@@ -406,37 +432,22 @@ def test_a_subject_with_another_rate(client: Client) -> None:
             "an override) ; fully available in 60 seconds"
         ),
         "Override (everybody): 20/m , until Jan. 2, 2099, midnight UTC : busy",
-        "Change… api",
-        "{on=api} Raise for a day api",
-        "{on=api} Exempt api",
-        "{on=api} Reset api",
-        "{on=api} Block api",
-        "1 unused rule",
-        "login [quotaoverride/rule/?name=login]",
-        "9/m by sliding window 0 of 9 used, 9 left 0 of 9 used, 9 left the next hit is admitted",
-        "Change… login",
-        "{on=login} Raise for a day login",
-        "{on=login} Exempt login",
-        "{on=login} Reset login",
-        "{on=login} Block login",
+        *buttons_of("api"),
+        *UNUSED_LOGIN,
         "{subject=ip:192.0.2.1} Recent refusals",
-        "Refusals and bans among the newest events, newest first",
-        "When | Rule | What | Request | Limit | Until",
+        *HEAD_OF_REFUSALS,
         "04:40:00 UTC | api | refused | - | 10 | 04:41:00 UTC",
-        "Overrides",
-        "Overrides that concern this subject, the most specific first",
-        "Rule | Subject | Instead | Holds for | State | Starts | Expires | Reason | By | Actions",
+        *HEAD_OF_OVERRIDES,
         (
             "api [quotaoverride/81/change/] | everybody | 20/m | api | active | Nov. 1, 2025, midnight UTC | "
             "Jan. 2, 2099, midnight UTC | busy | - |"
         ),
-        "History",
-        "Nothing yet.",
+        *NO_HISTORY,
     ]
 
 
 @pytest.mark.usefixtures("raised")
-def test_the_question_before_overrides_become_blocks(client: Client) -> None:
+def test_a_question_names_the_overrides_before_they_become_blocks(client: Client) -> None:
     assert said(
         client,
         "quotaoverride/",
@@ -460,7 +471,7 @@ def test_the_question_before_overrides_become_blocks(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("raised")
-def test_the_question_before_a_raise(client: Client) -> None:
+def test_a_question_offers_rates_and_durations_before_a_raise(client: Client) -> None:
     assert said(client, "subject/action/raise/?subject=ip:192.0.2.1&on=api") == [
         (
             'For ip:192.0.2.1, the rates of rule "api" are multiplied from the next request on, for the time '
@@ -484,28 +495,16 @@ def test_the_question_before_a_raise(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("used")
-def test_a_subject_with_a_slot_and_usage(client: Client) -> None:
+def test_the_page_of_a_subject_shows_usage_that_is_in_the_database(client: Client) -> None:
     assert below_search(said(client, "subject/?subject=user:7")) == [
         "{subject=user:7} Right now",
         "No limit on this page refuses the next hit.",
-        "Usage by day [dailycounter/usage/?subject=user%3A7]",
-        "Events [overview/events/?subject=user%3A7]",
-        "Add an override [quotaoverride/add/?subject=user%3A7]",
+        *links_of("user:7"),
         "All rules",
-        "{on=*} Raise for a day",
-        "{on=*} Exempt",
-        "{on=*} Reset",
-        "{on=*} Block",
+        *BUTTONS_OF_ALL_RULES,
         "Rules",
         "Nothing is used, and no override or ban is in force.",
-        "1 unused rule",
-        "login [quotaoverride/rule/?name=login]",
-        "9/m by sliding window 0 of 9 used, 9 left 0 of 9 used, 9 left the next hit is admitted",
-        "Change… login",
-        "{on=login} Raise for a day login",
-        "{on=login} Exempt login",
-        "{on=login} Reset login",
-        "{on=login} Block login",
+        *UNUSED_LOGIN,
         "1 rule that cannot be read",
         "trial neither the settings nor the views have this name, and it does not contain the rate and options",
         "1 rule that counts others",
@@ -518,13 +517,12 @@ def test_a_subject_with_a_slot_and_usage(client: Client) -> None:
         "Nov. 21, 2025 | login | 2 | 1 | 2",
         "Nov. 21, 2025 | trial | 1 | 1 | 1",
         "Nov. 20, 2025 | api | 1,200 | 3 | 4,000",
-        "History",
-        "Nothing yet.",
+        *NO_HISTORY,
     ]
 
 
 @pytest.mark.usefixtures("used")
-def test_the_usage_of_a_rule(client: Client) -> None:
+def test_the_page_of_usage_shows_that_of_one_rule(client: Client) -> None:
     assert below_search(said(client, "dailycounter/usage/?subject=user:7&rule=login")) == [
         "user:7 · only the rule login (show all rules [?subject=user%3A7])",
         "Totals",
@@ -558,7 +556,7 @@ def test_the_usage_of_a_rule(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("refused")
-def test_the_search_for_a_subject(client: Client) -> None:
+def test_the_search_for_a_subject_shows_who_was_refused_last(client: Client) -> None:
     assert below_search(said(client, "subject/")) == [
         "Refused last",
         "Refused last",
@@ -584,7 +582,7 @@ def test_a_title_has_eighty_characters_of_a_long_name(client: Client, url: str) 
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_the_overview_of_a_redis(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overview_shows_the_figures_of_a_redis(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     server = {"version": "7.2.4", "role": "master", "uptime": 7_200, "used": 2_048, "most": 4_096, "clients": 1_003}
     found = Health(0.001234, **server, policy="noeviction", keys=5_000, events=7_000)  # type: ignore[arg-type]
     monkeypatch.setattr(overview, "health", lambda *_: found)

@@ -482,12 +482,18 @@ class TestWhoAndWhy:
         entry = LogEntry.objects.get()
         assert (entry.object_id, entry.object_repr, entry.user) == (SUBJECT, SUBJECT, ann)
         assert re.fullmatch(r"Ban: search, until \S+Z \(spam\)", entry.change_message)
+
+    @pytest.mark.usefixtures("database")
+    def test_in_the_log_of_the_admin_a_ban_is_a_change_of_a_subject(self) -> None:
+        ban("search", SUBJECT, 600, by=User.objects.create_user("ann"))
+
+        entry = LogEntry.objects.get()
         assert entry.is_change()
         assert entry.content_type is not None
         assert entry.content_type.model == "subject"
 
     @pytest.mark.usefixtures("database")
-    def test_the_log_of_the_admin_has_no_ban_that_changed_nothing(self) -> None:
+    def test_a_ban_that_changes_nothing_is_not_in_the_log_of_the_admin(self) -> None:
         ann = User.objects.create_user("ann")
 
         for seconds in (600, 60):
@@ -496,7 +502,7 @@ class TestWhoAndWhy:
         assert LogEntry.objects.count() == 1
 
     @pytest.mark.usefixtures("database")
-    def test_a_site_without_the_admin_has_no_such_log(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_ban_is_not_logged_on_a_site_without_the_admin(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(apps, "is_installed", lambda name: name != "django.contrib.admin")
 
         assert not ban("search", SUBJECT, 600, by=User.objects.create_user("ann"))
@@ -531,7 +537,7 @@ def ban_event(subject: str = "user:1", rule: str = "api", at: int = 0, until: in
     [
         pytest.param([ban_event(until=100)], ["ended"], id="it ends now"),
         pytest.param([ban_event(until=101)], ["in force"], id="it ends later"),
-        pytest.param([ban_event(rule="web", until=101)], ["lifted"], id="it would end later"),
+        pytest.param([ban_event(rule="web", until=101)], ["lifted"], id="no longer in force before its end"),
         pytest.param([ban_event(at=50), ban_event()], ["in force", "replaced"], id="a newer one began before its end"),
         pytest.param([ban_event(at=50), ban_event(until=50)], ["in force", "ended"], id="a newer one began at its end"),
         pytest.param(
@@ -542,9 +548,9 @@ def ban_event(subject: str = "user:1", rule: str = "api", at: int = 0, until: in
         pytest.param([ban_event(rule="web", at=50), ban_event()], ["lifted", "in force"], id="of another rule"),
         pytest.param([ban_event("user:2", at=50), ban_event()], ["lifted", "in force"], id="of another subject"),
         pytest.param([ban_event(f"~{'0' * 64}")] * 2, ["in force"] * 2, id="of a name too long to keep"),
-        pytest.param([ban_event(f"~{'0' * 64}", until=100)], ["ended"], id="of such a name, at its end"),
+        pytest.param([ban_event(f"~{'0' * 64}", until=100)], ["ended"], id="of a name too long to keep, at its end"),
     ],
 )
-def test_a_ban_has_become(events: list[Event], found: list[str]) -> None:
-    """After a hundred seconds, while the ban of user:1 from the rule api is in force."""
+def test_the_history_says_what_became_of_each_ban(events: list[Event], found: list[str]) -> None:
+    """It is read 100 seconds after START, when only user:1 is banned, by the rule api."""
     assert list(fates(events, START + 100 * SECOND, {("user:1", "api")})) == found

@@ -323,6 +323,8 @@ class Late:
 
 
 LATE: Any = Late()
+RULES = {"search": "5/m", "export": {"at_once": 2}}
+NOT_A_RATE = "QUOTA[\"RULES\"]['export'] is a concurrency limit (at_once), not a rate. Name a rule with a rate."
 REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's options, or a sync function."
 
 
@@ -357,7 +359,7 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
             {"RELATED": 5},
             "related",
             'QUOTA["RELATED"] is 5. Use a sync function (user) -> subjects, or its dotted path.',
-            id="no function",
+            id="not a function",
         ),
         pytest.param(
             {"RELATED": "json.decoder"},
@@ -370,14 +372,14 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
             "trusted_proxies",
             "QUOTA[\"TRUSTED_PROXIES\"] holds 'nginx': 'nginx' does not appear to be an IPv4 or IPv6 network. Use a "
             "network such as '10.0.0.0/8', an address or 'unix'.",
-            id="no proxy",
+            id="not a proxy",
         ),
         pytest.param(
             {"EXEMPT": ["x"]},
             "exempt",
             "QUOTA[\"EXEMPT\"] holds 'x': 'x' does not appear to be an IPv4 or IPv6 network. Use a network such as "
             "'10.0.0.0/8' or an address.",
-            id="no network",
+            id="not a network",
         ),
         pytest.param(
             {"TRUSTED_PROXY_COUNT": 2, "TRUSTED_PROXIES": ["10.0.0.0/8"]},
@@ -394,7 +396,7 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
             id="a header that nobody may set",
         ),
         pytest.param(
-            {"STORE": "x"}, "store", "QUOTA[\"STORE\"] is 'x'. Use 'redis', 'database' or 'memory'.", id="no store"
+            {"STORE": "x"}, "store", "QUOTA[\"STORE\"] is 'x'. Use 'redis', 'database' or 'memory'.", id="not a store"
         ),
         pytest.param(
             {"PREFIX": "{"},
@@ -406,17 +408,19 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
             {"LOGIN": {"xyz": 1}},
             "login",
             f"QUOTA[\"LOGIN\"] has 'xyz', which is not a rate. Use, for example, {DEFAULT_LOGIN}.",
-            id="no rate of logins",
+            id="not a rate of logins",
         ),
         pytest.param(
             {"LOGIN": {"5/m": []}},
             "login",
             "QUOTA[\"LOGIN\"]['5/m'] is []. Use 'username', 'ip' or ['username', 'ip'].",
-            id="no key of logins",
+            id="not a key of logins",
         ),
     ],
 )
-def test_the_error_of_a_wrong_setting_is_whole(quota: object, name: str, error: str, settings: Any) -> None:
+def test_the_error_of_a_wrong_setting_names_it_its_value_and_what_to_use(
+    quota: object, name: str, error: str, settings: Any
+) -> None:
     settings.QUOTA = quota
 
     with pytest.raises((ConfigurationError, RuleError)) as caught:
@@ -463,7 +467,7 @@ def test_a_path_is_names_joined_by_dots(value: object, is_one: bool) -> None:
     [(answer_late, True), (LATE, True), (print, False), (dict, False), (5, False)],
     ids=["a function", "an object", "a sync function", "a class", "a number"],
 )
-def test_a_call_that_must_be_awaited_is_seen(value: object, is_one: bool) -> None:
+def test_only_async_functions_and_objects_must_be_awaited(value: object, is_one: bool) -> None:
     assert is_async_callable(value) is is_one
 
 
@@ -541,12 +545,7 @@ NO_COUNT = "is not a rate: the count is not a whole number from 0 up (at positio
             "Rule 'search' has its own options; key, cost can only be given together with a rate.",
             id="options of a rule",
         ),
-        pytest.param(
-            "export",
-            {},
-            "QUOTA[\"RULES\"]['export'] is a concurrency limit (at_once), not a rate. Name a rule with a rate.",
-            id="a slot",
-        ),
+        pytest.param("export", {}, NOT_A_RATE, id="a slot"),
         pytest.param(
             "serch",
             {},
@@ -568,8 +567,10 @@ NO_COUNT = "is not a rate: the count is not a whole number from 0 up (at positio
         ),
     ],
 )
-def test_what_is_no_rule_of_a_call_is_an_error(given: Any, options: Any, error: str, settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"search": "5/m", "export": {"at_once": 2}}}
+def test_a_call_with_something_that_is_not_a_rule_is_an_error(
+    given: Any, options: Any, error: str, settings: Any
+) -> None:
+    settings.QUOTA = {"RULES": RULES}
 
     with pytest.raises(RuleError) as caught:
         rule_of(given, options)
@@ -577,7 +578,7 @@ def test_what_is_no_rule_of_a_call_is_an_error(given: Any, options: Any, error: 
     assert str(caught.value) == error
 
 
-def test_a_lambda_without_a_name_is_no_rate_of_a_call() -> None:
+def test_a_call_with_a_lambda_as_its_rate_needs_a_name() -> None:
     with pytest.raises(RuleError, match=r"a lambda has no name to count under\. Add name='\.\.\.'\.$"):
         rule_of(lambda request: "5/m", {})
 
@@ -587,15 +588,11 @@ def test_a_lambda_without_a_name_is_no_rate_of_a_call() -> None:
     [
         pytest.param("serch", "There is no rule 'serch' in QUOTA[\"RULES\"]. Did you mean 'search'?", id="misspelled"),
         pytest.param("upload", "There is no rule 'upload' in QUOTA[\"RULES\"]. Known: search.", id="unlike any"),
-        pytest.param(
-            "export",
-            "QUOTA[\"RULES\"]['export'] is a concurrency limit (at_once), not a rate. Name a rule with a rate.",
-            id="a slot",
-        ),
+        pytest.param("export", NOT_A_RATE, id="a slot"),
     ],
 )
 def test_a_rule_that_the_settings_lack_is_an_error(name: str, error: str, settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"search": "5/m", "export": {"at_once": 2}}}
+    settings.QUOTA = {"RULES": RULES}
 
     with pytest.raises(RuleError) as caught:
         current().rule(name)
@@ -609,11 +606,10 @@ def test_a_rule_of_the_settings_is_made_once(settings: Any) -> None:
     assert current().rule("search") is current().rule("search")
 
 
-def test_rules_and_slots_are_told_apart(settings: Any) -> None:
-    slot = {"at_once": 2}
-    settings.QUOTA = {"RULES": {"search": "5/m", "export": slot}}
+def test_rules_with_a_rate_and_concurrency_limits_are_read_apart(settings: Any) -> None:
+    settings.QUOTA = {"RULES": RULES}
 
-    assert (current().rules, current().slots()) == ({"search": "5/m"}, {"export": slot})
+    assert (current().rules, current().slots()) == ({"search": "5/m"}, {"export": {"at_once": 2}})
 
 
 def test_keys_in_the_database_have_no_prefix_of_a_cache(settings: Any) -> None:
@@ -632,7 +628,7 @@ def test_the_headers_follow_a_draft_or_are_off(value: object, found: str, settin
     assert current().headers == found
 
 
-def test_what_was_forced_before_is_returned() -> None:
+def test_forcing_limits_off_returns_what_was_forced_before() -> None:
     before = force_enabled(enabled=False)
     forced = force_enabled(before)
 

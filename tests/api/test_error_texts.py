@@ -55,7 +55,7 @@ def test_an_error_and_its_hint_are_in_the_language_of_the_reader(language: str, 
         assert error_in_words(ConfigurationError(NETWORK, HINT)) == said
 
 
-def test_two_sentences_in_chinese_have_no_blank_between_them() -> None:
+def test_two_sentences_in_chinese_have_no_space_between_them() -> None:
     with translation.override("zh-hans"):
         assert error_in_words(ConfigurationError(NETWORK, NETWORK)) == "'x' 不是网络。'x' 不是网络。"
 
@@ -64,11 +64,11 @@ def test_two_sentences_in_chinese_have_no_blank_between_them() -> None:
     ("text", "said"),
     [
         pytest.param("Use '%s'.", "Use '%s'.", id="a plain string"),
-        pytest.param(Translatable(""), "", id="an empty string, which is not the head of a catalog"),
+        pytest.param(Translatable(""), "", id="an empty string"),  # gettext has the header of the catalog for it
         pytest.param(Translatable("the count is above %(most)d", most=5), "die Anzahl liegt über 5", id="a number"),
-        pytest.param(Translatable.sentences(NETWORK, ""), "'x' ist kein Netz.", id="a text in a text"),
+        pytest.param(Translatable.sentences(NETWORK, ""), "'x' ist kein Netz.", id="a string in a string"),
     ],
 )
-def test_a_text_is_translated_with_its_values(text: str, said: str) -> None:
+def test_a_string_is_translated_with_its_values(text: str, said: str) -> None:
     with translation.override("de"):
         assert text_in_words(text) == said

@@ -401,26 +401,17 @@ def test_events_after_an_id_are_read(five: list[str]) -> None:
     assert [entry.id for entry in reader.after(five[2])] in (five[3:], [])  # a database waits for older transactions
 
 
-@pytest.mark.usefixtures("five")
-def test_a_new_reader_begins_after_the_last_event() -> None:
-    reader = event_log(current_store(), "quota")
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("before", [0, 5], ids=["an empty log", "a log of five"])
+def test_a_new_reader_begins_with_the_next_event(before: int) -> None:
+    log, reader = event_log_of("quota", 100, 30), event_log(current_store(), "quota")
+    append(*[record(subject=f"user:{number}") for number in range(before)], log=log)
 
     begin = reader.last_id()
-    append(record(subject="user:9"), log=event_log_of("quota", 100, 30))
+    append(record(subject="user:9"), log=log)
 
     found = [entry.event and entry.event.subject for entry in reader.after(begin)]
     assert found in (["user:9"], [])  # a database waits for older transactions
-
-
-@pytest.mark.usefixtures("either_store")
-def test_a_reader_of_an_empty_log_begins_with_the_first_event() -> None:
-    reader = event_log(current_store(), "quota")
-
-    begin = reader.last_id()
-    append(record(subject="user:9"), log=event_log_of("quota", 100, 30))
-
-    found = [entry.event and entry.event.subject for entry in reader.after(begin)]
-    assert found in (["user:9"], [])  # as above
 
 
 @pytest.mark.parametrize(
@@ -431,7 +422,10 @@ def test_a_reader_of_an_empty_log_begins_with_the_first_event() -> None:
         pytest.param(1_000_000, 2_000_000, 0, id="after the last"),
     ],
 )
-def test_the_time_between_two_moments_has_both(five: list[str], after_first: int, after_last: int, number: int) -> None:
+def test_events_from_one_moment_to_another_are_read(
+    five: list[str], after_first: int, after_last: int, number: int
+) -> None:
+    """The moments are in microseconds after those of the first and of the last event."""
     since, until = entry_time(five[0]) + after_first, entry_time(five[-1]) + after_last
 
     assert len(event_log(current_store(), "quota").newest(9, since=since, until=until)) == number

@@ -1,4 +1,4 @@
-"""What is said of a site that limits nothing now, and of a Redis that refuses writes."""
+"""Why a site limits nothing now, in a sentence for its operators."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ OFF = "Limits are switched off (ENABLED is false), so everything is allowed."
         pytest.param({}, QuotaError("wrong"), "", id="another error"),
     ],
 )
-def test_it_is_said_that_nothing_is_limited(
+def test_a_sentence_says_why_nothing_is_limited(
     quota: dict[str, Any], failure: QuotaError | None, said: str, settings: Any
 ) -> None:
     settings.QUOTA = quota
@@ -46,7 +46,7 @@ def test_it_is_said_that_nothing_is_limited(
         pytest.param(f"x 0 {START} ", "*", "*", "", id="it has ended"),
     ],
 )
-def test_it_is_said_that_an_override_exempts_everybody(value: str, rule: str, subject: str, said: str) -> None:
+def test_a_sentence_says_that_an_override_exempts_everybody(value: str, rule: str, subject: str, said: str) -> None:
     with freeze(START):
         override(value, rule, subject)
 

@@ -16,7 +16,6 @@ from django_quota.features.events import Event
 from django_quota.features.resets import reset_found
 from django_quota.features.subject_contents import HeldStatus, read_contents
 from django_quota.limiting.flusher import flusher
-from django_quota.limiting.overrides import overrides
 from django_quota.operating.inspection import (
     LimitStatus,
     RuleChange,
@@ -32,7 +31,7 @@ from django_quota.operating.inspection import (
     used_rules,
 )
 from django_quota.testing import freeze
-from tests.support.counts import bans_of, status_of
+from tests.support.counts import bans_of, limits_in, previews, status_of
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
 
@@ -265,7 +264,7 @@ def test_tiers_that_a_subject_cannot_have_are_left_out(key: Any, subject: str, l
     assert list(possible_tiers(rule, subject, {"r": last, "other": "anonymous"})) == tiers
 
 
-def test_a_subject_that_can_have_no_tier_has_all() -> None:
+def test_a_subject_that_none_of_the_tiers_fits_has_all_of_them() -> None:
     rule = Rule.make("r", {"anonymous": "1/m"}, key="user", tier=lambda request: "anonymous")
 
     assert list(possible_tiers(rule, "user:1", {})) == ["anonymous"]
@@ -300,7 +299,7 @@ def test_a_limit_refuses_if_the_next_hit_is_refused(more: dict[str, Any], refuse
     assert replace(LIMIT, **more).refuses is refuses
 
 
-def test_only_limits_with_something_used_are_of_used_rules() -> None:
+def test_a_rule_is_used_if_one_of_its_limits_is() -> None:
     limits = [LIMIT, replace(LIMIT, rule="login", used=1)]
 
     assert used_rules([SubjectSnapshot("org:7", START, limits)]) == [("login", "org:7")]
@@ -334,20 +333,12 @@ def test_an_override_applies_to_the_rules_of_its_name(name: str, found: set[str]
     assert set(rules_for(name)) == found
 
 
-@pytest.mark.usefixtures("in_memory", "at_one_time")
 class TestThePreviewOfAnOverride:
     """What an override would do to a subject that has used four of ten."""
 
-    @pytest.fixture
-    def in_memory(self, rules: None, settings: Any) -> None:
-        settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
-
     @pytest.fixture(autouse=True)
-    def used(self, in_memory: None, at_one_time: None) -> None:
+    def used(self, rules: None, memory_store: None, at_one_time: None) -> None:
         check("search", SUBJECT, 4)
-
-    def preview(self, rule: str, mode: OverrideMode, rates: str = "", *, pk: int = 7, begins: int = 0) -> Any:
-        return preview_override(SUBJECT, Override(pk, SUBJECT, rule, mode, rates, begins=begins))
 
     @pytest.mark.parametrize("begins", [0, START + 3_600 * SECOND], ids=["from now on", "later"])
     @pytest.mark.parametrize(
@@ -366,55 +357,50 @@ class TestThePreviewOfAnOverride:
     def test_it_shows_the_limits_now_and_then(
         self, mode: OverrideMode, rates: str, then: list[Any], begins: int
     ) -> None:
-        (change,) = self.preview("search", mode, rates, begins=begins).changes
+        (change,) = previews(SUBJECT, "search", mode, rates, begins=begins).values()
 
-        names = ("rate", "used", "remaining", "retry_after", "why")
-        shown = [
-            [tuple(getattr(limit, name) for name in names) for limit in part] for part in (change.now, change.then)
-        ]
-        assert shown == [[("10/m", 4, 6, 0.0, ""), ("100/h", 4, 96, 0.0, "")], then]
+        assert limits_in(change.now) == [("10/m", 4, 6, 0.0, ""), ("100/h", 4, 96, 0.0, "")]
+        assert limits_in(change.then) == then
         assert (change.rule, change.problem) == ("search", "")
 
     def test_one_for_all_rules_leaves_a_rule_with_its_own(self) -> None:
         override("x 0 0 ", "search", SUBJECT)
 
-        changes = {each.rule: each for each in self.preview("*", "blocked").changes}
+        changes = previews(SUBJECT, "*", "blocked")
 
         assert list(changes) == ["search", "banning", "tiered", "viewed"]
         assert changes["search"].problem == "Nothing changes, since this rule has an override of its own."
         assert (changes["search"].then, changes["viewed"].problem) == ([], "")
         assert [limit.why for limit in changes["viewed"].then] == ["blocked"]
 
-    def test_the_saved_one_is_replaced(self) -> None:
+    def test_the_saved_one_holds_neither_now_nor_then(self) -> None:
         override("r 0 0 3/m", "search", SUBJECT)
-        (saved,) = overrides.table.by_pk
 
-        (change,) = self.preview("search", "rate", "20/m", pk=saved).changes
+        (change,) = previews(SUBJECT, "search", "rate", "20/m").values()
 
         assert ([limit.limit for limit in change.now], [limit.limit for limit in change.then]) == ([10, 100], [20])
 
     def test_rates_that_a_rule_cannot_have_are_a_problem(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "10/m", "distinct": True}}}
 
-        (change,) = self.preview("search", "rate", "2000000/m").changes
+        (change,) = previews(SUBJECT, "search", "rate", "2000000/m").values()
 
         assert (bool(change.problem), change.then) == (True, [])
 
-    def test_an_unknown_rule_is_said_to_be_unknown(self) -> None:
-        found = self.preview("gone", "exempt")
+    def test_an_unknown_rule_is_reported(self) -> None:
+        found = preview_override(SUBJECT, Override(7, SUBJECT, "gone", "exempt", ""))
 
         assert (found.is_unknown, found.changes) == (True, [])
 
     def test_a_rule_whose_rate_is_a_function_has_a_reason(self) -> None:
-        found = self.preview("function", "exempt")
+        found = preview_override(SUBJECT, Override(7, SUBJECT, "function", "exempt", ""))
 
         assert (found.is_unknown, found.changes) == (False, [])
         assert found.unread == {"function": "its rates are functions of the request"}
 
 
-@pytest.mark.usefixtures("at_one_time")
 class TestLongerSubjects:
-    """Of an address: what is counted for it together with a name."""
+    """The subjects that have an address as a part: it is counted together with a name."""
 
     @pytest.fixture(autouse=True)
     def pairs(self, rules: None, at_one_time: None, settings: Any) -> None:

@@ -192,7 +192,7 @@ class TestTheDatabase:
 
     @pytest.fixture
     def changed_rows(self) -> list[QuotaOverride]:
-        """Two rows whose subjects were changed, to an odd spelling, and are not saved yet."""
+        """Two rows whose subjects were changed, to another spelling of an address, and are not saved yet."""
         rows = [override(), override(subject="user:2")]
         QuotaOverride.objects.bulk_create(rows)
         for number, row in enumerate(rows):

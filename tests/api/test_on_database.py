@@ -369,12 +369,15 @@ class TestRoundsOfASweep:
 
         assert (deleted, report.rows.states) == ([2, 2, 1], 5)
 
-    def test_each_round_but_the_last_is_followed_by_a_pause_as_is_each_lease(self) -> None:
+    def test_each_lease_that_has_ended_is_counted(self) -> None:
+        assert self.swept(Event()).leases == 2
+
+    def test_each_lease_and_each_round_but_the_last_is_followed_by_a_pause(self) -> None:
         stop = Mock(spec=Event, **{"is_set.return_value": False})
 
         self.swept(stop)
 
-        assert stop.wait.call_count == 4  # after two of the rounds, and after each lease
+        assert stop.wait.call_count == 4  # after two of the three rounds, and after each of the two leases
 
     def test_a_sweep_that_is_stopped_before_the_leases_is_not_complete(self) -> None:
         stop = Event()

@@ -13,7 +13,7 @@ from django_quota.adapters import decide
 from django_quota.core.errors import RuleError, StoreFull
 from django_quota.signals import refused
 from django_quota.testing import freeze
-from tests.support.counts import previews
+from tests.support.counts import limits_in, previews
 from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
@@ -170,10 +170,6 @@ def rules(memory_store: None, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": rules}
 
 
-def lines(of: list[Any]) -> list[tuple[str, int, int, float | None, str]]:
-    return [(limit.rate, limit.used, limit.remaining, limit.retry_after, limit.why) for limit in of]
-
-
 @pytest.mark.parametrize("value", ["r 0 0 3/m", "r 0 0 3/h", "s 0 0 "], ids=["rate", "window", "shadow"])
 def test_a_full_store_refuses_whatever_rate_an_override_gives(memory_store: None, value: str) -> None:
     override(value, "site", SUBJECT)
@@ -287,7 +283,7 @@ def test_the_preview_is_what_holds_after_saving(rates: str, rules: None) -> None
     with freeze(START):
         check("search", SUBJECT, 10)
         (change,) = previews(SUBJECT, "search", "rate", rates).values()
-        assert lines(change.now) == [("10/m", 10, 0, 60.0, ""), ("100/h", 10, 90, 0.0, "")]
+        assert limits_in(change.now) == [("10/m", 10, 0, 60.0, ""), ("100/h", 10, 90, 0.0, "")]
         assert [each.used for each in peek("search", SUBJECT).outcomes] == [10, 10], "it changes nothing"
         override(f"r 0 0 {rates}", "search", SUBJECT)
         outcomes = peek("search", SUBJECT).outcomes
@@ -333,8 +329,8 @@ def test_in_the_preview_a_ban_precedes_a_rate(rules: None) -> None:
         (fewer,) = previews(SUBJECT, "banning", "rate", "1/d").values()
         (more,) = previews(SUBJECT, "banning", "rate", "50/h").values()
 
-    assert lines(fewer.then) == [("1/d", 1, 0, 86_400.0, "banned")]
-    assert lines(more.then) == [("50/h", 1, 49, 3_600.0, "banned")]
+    assert limits_in(fewer.then) == [("1/d", 1, 0, 86_400.0, "banned")]
+    assert limits_in(more.then) == [("50/h", 1, 49, 3_600.0, "banned")]
 
 
 def test_in_the_preview_an_override_of_one_rule_precedes_that_of_all(rules: None) -> None:
@@ -344,5 +340,5 @@ def test_in_the_preview_an_override_of_one_rule_precedes_that_of_all(rules: None
 
     assert "an override of its own" in found["search"].problem
     assert not found["search"].then
-    others = {name: lines(found[name].then) for name in ("tiered", "monthly")}
+    others = {name: limits_in(found[name].then) for name in ("tiered", "monthly")}
     assert others == {name: [("7/m", 0, 7, 0.0, "override")] for name in others}

@@ -248,37 +248,36 @@ def test_the_head_of_a_pytest_run_says_where_tests_count(store: str, head: str) 
 class TestTheConfigurationOfPytest:
     """What the plugin does when pytest begins, and when it ends."""
 
-    @pytest.fixture
-    def store(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        """Return the store that tests count in; that of the settings to begin with."""
+    @pytest.fixture(autouse=True)
+    def the_settings_hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Until the plugin chooses another store."""
         monkeypatch.setattr(runtime, "wanted", Wanted())
-        return lambda: runtime.wanted.store
 
     def config(self, ini: str) -> Any:
         return SimpleNamespace(
             addinivalue_line=Mock(), getini=lambda name: {"quota_store": ini}[name], add_cleanup=Mock()
         )
 
-    def test_what_is_counted_outside_of_tests_stays_in_memory_until_the_end(self, store: Any) -> None:
+    def test_what_is_counted_outside_of_tests_stays_in_memory_until_the_end(self) -> None:
         plugin.pytest_configure(config := self.config("memory"))
-        during = store()
+        during = runtime.wanted.store
         config.add_cleanup.call_args.args[0]()
 
-        assert (type(during), store()) == (MemoryStore, None)
+        assert (type(during), runtime.wanted.store) == (MemoryStore, None)
 
-    def test_the_store_of_the_settings_can_be_chosen(self, store: Any) -> None:
+    def test_the_store_of_the_settings_can_be_chosen(self) -> None:
         plugin.pytest_configure(config := self.config("settings"))
 
-        assert (store(), config.add_cleanup.called) == (None, False)
+        assert (runtime.wanted.store, config.add_cleanup.called) == (None, False)
 
-    def test_the_marker_is_declared(self, store: Any) -> None:
+    def test_the_marker_is_declared(self) -> None:
         plugin.pytest_configure(config := self.config("settings"))
 
         config.addinivalue_line.assert_called_once_with(
             "markers", "quota(off=False, store='memory'): allow everything, or count where the settings say"
         )
 
-    def test_another_store_is_a_usage_error(self, store: Any) -> None:
+    def test_another_store_is_a_usage_error(self) -> None:
         with pytest.raises(pytest.UsageError):
             plugin.pytest_configure(self.config("redis"))
 
@@ -509,7 +508,7 @@ def test_the_kit_says_how_much_is_used(kit: QuotaKit) -> None:
     assert (kit.used("5/m", "user:1"), kit.left("5/m", "user:1")) == (2, 3)
 
 
-def test_of_several_limits_the_kit_says_the_one_with_the_fewest_hits_left(kit: QuotaKit) -> None:
+def test_of_several_limits_the_kit_reports_the_one_with_the_fewest_hits_left(kit: QuotaKit) -> None:
     check("5/m; 9/h", "user:1", 2)
     kit.advance("1m")
     check("5/m; 9/h", "user:1", 5)
@@ -642,7 +641,7 @@ def test_the_mixin_sets_up_the_classes_after_it() -> None:
     assert (done, result.errors) == (["base", "5"], [])
 
 
-def test_a_step_of_the_clock_has_an_end(kit: QuotaKit) -> None:
+def test_the_clock_moves_by_the_longest_lifetime_of_a_counter_at_most(kit: QuotaKit) -> None:
     began = kit.now
     kit.advance(f"{MAX_TTL // DAY}d")
     passed = kit.now - began
@@ -754,12 +753,12 @@ class TestAPrivateRedis:
             assert server.program == server_programs()[0]
 
     def test_ends_with_its_block(self) -> None:
-        with suppress(ZeroDivisionError), running_redis() as server:
-            assert redis.Redis.from_url(server.url).ping()
+        with suppress(ZeroDivisionError), running_redis() as server, redis.Redis.from_url(server.url) as client:
+            assert client.ping()
             raise ZeroDivisionError
 
-        with pytest.raises(redis.ConnectionError):
-            redis.Redis.from_url(server.url).ping()
+        with pytest.raises(redis.ConnectionError), redis.Redis.from_url(server.url) as client:
+            client.ping()
 
     def test_leaves_no_folder(self) -> None:
         with running_redis() as server:

@@ -97,19 +97,23 @@ SEARCHES = SubjectDay("quota:1:{user:1}:day:2026-11-20", "user:1", date(2026, 11
     ("fields", "count"),
     [
         pytest.param(["search:a", "3"], Count(3, 0, 3), id="allowed checks"),
-        pytest.param(["search:a", b"3", "search:r", "2", "search:u", "7"], Count(3, 2, 10), id="all that there is"),
+        pytest.param(
+            ["search:a", b"3", "search:r", "2", "search:u", "7"],
+            Count(3, 2, 10),
+            id="allowed and refused checks, and units",
+        ),
         pytest.param(["search:r", "2"], Count(0, 2, 0), id="refused checks"),
         pytest.param(["search:a", "-1", "search:u", "-2"], Count(-1, 0, -3), id="a refund of what was moved"),
-        pytest.param(["search:a", "x"], Count(), id="what is no number"),
+        pytest.param(["search:a", "x"], Count(), id="a value that is not a number"),
     ],
 )
-def test_a_field_of_a_day_counts(fields: list[str | bytes], count: Count) -> None:
+def test_the_fields_of_a_day_are_read_as_counts(fields: list[str | bytes], count: Count) -> None:
     found = DayCounts.read(SEARCHES, fields)
 
     assert (found.token, found.counts, found.tiers) == (0, {RowKey("user:1", SEARCHES.day, "search"): count}, {})
 
 
-def test_a_day_has_the_token_under_which_it_was_set_aside() -> None:
+def test_a_day_that_was_set_aside_has_a_token() -> None:
     found = DayCounts.read(SEARCHES, ["#", "1763700000000000"])
 
     assert (found.token, found.counts, found.tiers) == (1_763_700_000_000_000, {}, {})
@@ -138,7 +142,7 @@ def test_a_field_of_another_program_counts_nothing(field: str) -> None:
         pytest.param(9, None, True, id="there is no row"),
     ],
 )
-def test_a_count_is_added_to_a_row_if(token: int, of_row: int | None, is_added: bool) -> None:
+def test_a_count_is_added_to_a_row_that_does_not_have_it_yet(token: int, of_row: int | None, is_added: bool) -> None:
     place = RowKey("user:1", SEARCHES.day, "search")
     counts = {place: Count(1, 1, 1)}
 
@@ -147,14 +151,20 @@ def test_a_count_is_added_to_a_row_if(token: int, of_row: int | None, is_added: 
     assert counts == {place: Count(3, 1, 5) if is_added else Count(1, 1, 1)}
 
 
+SAME_BOTH_WAYS = [
+    pytest.param("user:1", "user:1", id="a plain name"),
+    pytest.param("user:a b", "user:a%20b", id="a name that is escaped"),
+    pytest.param(f"~{'0' * 64}", f"~{'0' * 64}", id="a digest"),
+    pytest.param("~a%00b", "a%00b", id="a null character, which no database can hold"),
+    pytest.param("~%7Ea", "%7Ea", id="a name that begins with a tilde"),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        pytest.param("user:1", "user:1", id="a plain name"),
-        pytest.param("user:a b", "user:a%20b", id="a name that is escaped"),
+        *SAME_BOTH_WAYS,
         pytest.param("~user:a", "%7Euser:a", id="a tilde that no row begins with"),
-        pytest.param(f"~{'0' * 64}", f"~{'0' * 64}", id="a digest"),
-        pytest.param("~a%00b", "a%00b", id="a name that no database can hold"),
         pytest.param("~", "%7E", id="a tilde alone"),
     ],
 )
@@ -162,14 +172,6 @@ def test_the_name_of_a_row_stands_for_a_part_of_a_key(name: str, part: str) -> N
     assert row_part(name) == part
 
 
-@pytest.mark.parametrize(
-    ("part", "name"),
-    [
-        pytest.param("user:a%20b", "user:a b", id="a plain name"),
-        pytest.param("a%00b", "~a%00b", id="a null character"),
-        pytest.param("%7Ea", "~%7Ea", id="a name that begins with a tilde"),
-        pytest.param(f"~{'0' * 64}", f"~{'0' * 64}", id="a digest"),
-    ],
-)
-def test_a_part_of_a_key_has_a_name_in_rows(part: str, name: str) -> None:
+@pytest.mark.parametrize(("name", "part"), SAME_BOTH_WAYS)
+def test_a_part_of_a_key_has_a_name_in_rows(name: str, part: str) -> None:
     assert row_name(part) == name

@@ -10,6 +10,7 @@ from django_quota.features.events import Event
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating import who_counts as counting
 from django_quota.operating.who_counts import who_counts
+from tests.support.events import event_fields
 from tests.support.outages import no_answer
 from tests.support.overridden import override
 
@@ -61,22 +62,23 @@ def test_a_function_counts_the_kinds_that_it_has_counted(subject: str, can: bool
     assert who_counts([("units", "org:7")]).can_count("units", subject) is can
 
 
-def test_subjects_that_the_rule_has_counted_come_from_the_last_events() -> None:
+def test_the_subjects_that_a_rule_has_counted_come_from_the_last_events() -> None:
     check("units", "org:7", 6)
 
     assert who_counts().subjects == {"units": ["org:7"]}
 
 
-def test_an_event_of_which_only_a_digest_is_known_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [("units", None), (None, "org:7"), ("units", "org:8")]
-    events = [Event("1-0", "refused", *each, 0, 0, 5, 0, 0.0, 1, None, "", "") for each in names]
+def test_an_event_with_the_digest_of_a_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = f"~{'0' * 64}"
+    names = [("units", digest), (digest, "org:7"), ("units", "org:8")]
+    events = [Event.read("1-0", event_fields(rule=rule, subject=subject)) for rule, subject in names]
     monkeypatch.setattr(counting, "newest_events", lambda *_: events)
 
     assert who_counts().subjects == {"units": ["org:8"]}
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_a_store_that_does_not_answer_leaves_what_is_known(settings: Any) -> None:
+def test_while_the_store_does_not_answer_what_is_known_is_used(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "STORE": "redis"}
 
     with no_answer():

@@ -1,6 +1,6 @@
 """What was counted in the store, what this process has not counted there yet, and what is known of a subject."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import date
 from typing import Any
 
@@ -11,7 +11,7 @@ from django_quota.limiting.flusher import flusher
 from django_quota.limiting.overrides import overrides
 from django_quota.management.commands.quota_status import snapshot_as_json
 from django_quota.operating.activity import RuleActivity, activity
-from django_quota.operating.inspection import RuleChange, load_snapshot, preview_override
+from django_quota.operating.inspection import LimitStatus, RuleChange, load_snapshot, preview_override
 
 
 def count_what_waits() -> bool:
@@ -68,15 +68,22 @@ def bans_of(subject: str) -> list[tuple[str, float, int]]:
     return [(each.rule, each.ends_in, each.level) for each in load_snapshot(subject).bans]
 
 
-def previews(subject: str, rule: str, mode: OverrideMode, rates: str = "", ends: int = 0) -> dict[str, RuleChange]:
+def previews(
+    subject: str, rule: str, mode: OverrideMode, rates: str = "", *, begins: int = 0, ends: int = 0
+) -> dict[str, RuleChange]:
     """Return what an override would change, by rule; nothing if no rule has this name.
 
     It takes the place of the one of this subject and rule.
     """
     known = [each for each in overrides.table.of_subject(subject) if (each.subject, each.rule) == (subject, rule)]
     pk = known[0].pk if known else 0
-    preview = preview_override(subject, Override(pk, subject, rule, mode, rates, ends=ends))
+    preview = preview_override(subject, Override(pk, subject, rule, mode, rates, begins=begins, ends=ends))
     return {} if preview.is_unknown else {change.rule: change for change in preview.changes}
+
+
+def limits_in(part: Iterable[LimitStatus]) -> list[tuple[str, int, int, float | None, str]]:
+    """Return what a part of a preview says of each limit: the rate, what is used and left, the wait, and why."""
+    return [(limit.rate, limit.used, limit.remaining, limit.retry_after, limit.why) for limit in part]
 
 
 def keys_of(total_key: str) -> tuple[str, str]:
