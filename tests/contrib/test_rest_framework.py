@@ -582,7 +582,7 @@ class TestTheFrameworksThrottles:
 
         assert [Burst().allow_request(request, object()) for _ in range(4)] == [True, True, True, False]
 
-    def test_a_throttle_that_limits_no_visitor_may_be_asked_without_a_view_of_the_framework(self) -> None:
+    def test_a_throttle_of_visitors_allows_a_user_without_a_view_of_the_framework(self) -> None:
         request: Any = RequestFactory().get("/")
         request.user = User(pk=1)
 
