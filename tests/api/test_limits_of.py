@@ -34,7 +34,7 @@ RULES: dict[str, Any] = {
 ANN = "user:7"
 
 
-class WithoutActivity(SimpleNamespace):
+class OtherUser(SimpleNamespace):
     """A user of a model of the site, with some of the fields of Django's."""
 
     is_authenticated = True
@@ -106,8 +106,8 @@ class TestOfARequest:
         pytest.param("staff", User(pk=7, is_staff=True), [], id="a user who is staff"),
         pytest.param("staff", User(pk=7, is_staff=True, is_active=False), ["office"], id="a user who left the staff"),
         pytest.param("staff", User(pk=7), ["office"], id="another user"),
-        pytest.param("staff", WithoutActivity(pk=7, is_staff=True), ["office"], id="a user who may have left"),
-        pytest.param("staff", WithoutActivity(pk=7, is_active=True), ["office"], id="a user of a site without staff"),
+        pytest.param("staff", OtherUser(pk=7, is_staff=True), ["office"], id="a user who may have left"),
+        pytest.param("staff", OtherUser(pk=7, is_active=True), ["office"], id="a user of a site without staff"),
         pytest.param(["192.0.2.0/24"], "org:192.0.2.1", ["office"], id="a name that is written as an address"),
     ],
 )

@@ -569,48 +569,68 @@ def by_account(request: HttpRequest) -> str:
 
 
 @pytest.mark.parametrize(
-    ("keys", "subject", "known", "is_group", "expected"),
+    ("keys", "subject", "expected"),
     [
-        pytest.param(("user",), "user:42", (), False, True, id="user: a user"),
-        pytest.param(("user_or_ip",), "user:42", (), False, True, id="user or ip: a user"),
-        pytest.param(("user",), IP, (), False, True, id="user: a visitor"),
-        pytest.param(("user",), "org:7", (), False, False, id="user: another kind"),
-        pytest.param(("user",), "throttle:0a", (), False, True, id="user: the key of a throttle"),
-        pytest.param(("user",), "*", (), False, True, id="user: everybody"),
-        pytest.param(("user",), "user:*", (), False, True, id="user: all users"),
-        pytest.param(("ip",), IP, (), False, True, id="ip: an address"),
-        pytest.param(("ip",), "ip:*", (), False, True, id="ip: all addresses"),
-        pytest.param(("ip",), "ip:192.0.2.0/24", (), False, False, id="ip: a network"),
-        pytest.param(("ip",), "ip:192.0.2.0/24", (), True, True, id="ip: an override of a network"),
-        pytest.param(("ip",), "ip:2001:db8::/64", (), False, True, id="ip: an address of IPv6"),
-        pytest.param(("ip",), "ip:2001:db8::/48", (), False, False, id="ip: a network of IPv6"),
-        pytest.param(("ip/24",), "ip:192.0.2.0/24", (), False, True, id="network: its size"),
-        pytest.param(("ip/24",), "ip:2001:db8::/64", (), False, True, id="network: IPv6 as in the settings"),
-        pytest.param(("ip/24,48",), "ip:2001:db8::/48", (), False, True, id="network: its size of IPv6"),
-        pytest.param(("ip/24",), IP, (), True, False, id="network: an override of one address"),
-        pytest.param(("global",), "global", (), False, True, id="global: itself"),
-        pytest.param(("global",), IP, (), False, False, id="global: an address"),
-        pytest.param(("path",), "path:/a/", (), False, True, id="path: itself"),
-        pytest.param(("path",), IP, (), False, False, id="path: an address"),
-        pytest.param(("header: X-Key ",), "header.x-key:0a", (), False, True, id="header: its own"),
-        pytest.param(("header:X-Key",), "header.x-other:0a", (), False, False, id="header: another one"),
-        pytest.param(("cookie:Device",), "cookie.Device:0a", (), False, True, id="cookie: its own"),
-        pytest.param(("cookie:Device",), "cookie.device:0a", (), False, False, id="cookie: another one"),
-        pytest.param(("user", "path"), "user:42+path:/a/", (), False, True, id="two parts"),
-        pytest.param(("user", "path"), "user:42", (), False, False, id="one of two parts"),
-        pytest.param((), "org:7", (), False, True, id="unknown parts"),
-        pytest.param((by_account,), "org:7", (), False, True, id="function: any kind"),
-        pytest.param((by_account,), "ip:192.0.2.0/24", (), False, True, id="function: a network"),
-        pytest.param(("shop.by_account",), "key.shop.by_account:7", (), False, True, id="function: its own kind"),
-        pytest.param((by_account,), "header.x-key:0a", (), False, False, id="function: the kind of a header"),
-        pytest.param((by_account,), "org:8", ("org:7",), False, True, id="function: a kind that it has made"),
-        pytest.param((by_account,), "user:42", ("org:7",), False, False, id="function: one that it has not made"),
-        pytest.param((by_account,), "user:42", (IP,), False, True, id="function: only visitors so far"),
-        pytest.param(("ip", by_account), f"{IP}+org:8", ("org:7",), False, True, id="function: of other parts so far"),
+        pytest.param(("user",), "user:42", True, id="user: a user"),
+        pytest.param(("user_or_ip",), "user:42", True, id="user or ip: a user"),
+        pytest.param(("user",), IP, True, id="user: a visitor"),
+        pytest.param(("user",), "org:7", False, id="user: another kind"),
+        pytest.param(("user",), "throttle:0a", True, id="user: the key of a throttle"),
+        pytest.param(("user",), "*", True, id="user: everybody"),
+        pytest.param(("user",), "user:*", True, id="user: all users"),
+        pytest.param(("ip",), IP, True, id="ip: an address"),
+        pytest.param(("ip",), "ip:*", True, id="ip: all addresses"),
+        pytest.param(("ip",), "ip:192.0.2.0/24", False, id="ip: a network"),
+        pytest.param(("ip",), "ip:2001:db8::/64", True, id="ip: an address of IPv6"),
+        pytest.param(("ip",), "ip:2001:db8::/48", False, id="ip: a network of IPv6"),
+        pytest.param(("ip/24",), "ip:192.0.2.0/24", True, id="network: its size"),
+        pytest.param(("ip/24",), "ip:2001:db8::/64", True, id="network: IPv6 as in the settings"),
+        pytest.param(("ip/24,48",), "ip:2001:db8::/48", True, id="network: its size of IPv6"),
+        pytest.param(("global",), "global", True, id="global: itself"),
+        pytest.param(("global",), IP, False, id="global: an address"),
+        pytest.param(("path",), "path:/a/", True, id="path: itself"),
+        pytest.param(("path",), IP, False, id="path: an address"),
+        pytest.param(("header: X-Key ",), "header.x-key:0a", True, id="header: its own"),
+        pytest.param(("header:X-Key",), "header.x-other:0a", False, id="header: another one"),
+        pytest.param(("cookie:Device",), "cookie.Device:0a", True, id="cookie: its own"),
+        pytest.param(("cookie:Device",), "cookie.device:0a", False, id="cookie: another one"),
+        pytest.param(("user", "path"), "user:42+path:/a/", True, id="two parts"),
+        pytest.param(("user", "path"), "user:42", False, id="one of two parts"),
+        pytest.param((), "org:7", True, id="unknown parts"),
+        pytest.param((by_account,), "org:7", True, id="function: any kind"),
+        pytest.param((by_account,), "ip:192.0.2.0/24", True, id="function: a network"),
+        pytest.param(("shop.by_account",), "key.shop.by_account:7", True, id="function: its own kind"),
+        pytest.param((by_account,), "header.x-key:0a", False, id="function: the kind of a header"),
     ],
 )
-def test_a_key_makes_subjects_of_its_kinds(keys: Any, subject: str, known: Any, is_group: bool, expected: bool) -> None:
-    assert is_given_by(keys, subject, known, is_group=is_group) is expected
+def test_a_key_makes_subjects_of_its_kinds(keys: Any, subject: str, expected: bool) -> None:
+    assert is_given_by(keys, subject) is expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "subject", "expected"),
+    [
+        pytest.param(("ip",), "ip:192.0.2.0/24", True, id="a network under ip"),
+        pytest.param(("ip/24",), IP, False, id="an address under a network"),
+    ],
+)
+def test_an_override_of_a_network_is_for_the_addresses_in_it(keys: Any, subject: str, expected: bool) -> None:
+    assert is_given_by(keys, subject, is_group=True) is expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "subject", "known", "expected"),
+    [
+        pytest.param((by_account,), "org:8", ("org:7",), True, id="a kind that it has made"),
+        pytest.param((by_account,), "user:42", ("org:7",), False, id="one that it has not made"),
+        pytest.param((by_account,), "user:42", (IP,), True, id="only visitors so far"),
+        pytest.param(("ip", by_account), f"{IP}+org:8", ("org:7",), True, id="of other parts so far"),
+    ],
+)
+def test_a_function_makes_subjects_of_the_kinds_that_it_has_made(
+    keys: Any, subject: str, known: Any, expected: bool
+) -> None:
+    assert is_given_by(keys, subject, known) is expected
 
 
 # --- arguments of the URL, and the session ----------------------------------------------------------------------------

@@ -228,15 +228,15 @@ def test_what_is_no_duration_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         ((0, "key"), "0 keys"), ((1, "key"), "1 key"), ((2, "key"), "2 keys"), ((1_000, "key"), "1,000 keys"),
         ((1, "entry", "entries"), "1 entry"), ((2, "entry", "entries"), "2 entries"),
     ],
     ids=["none", "one", "two", "a thousand", "one of a word", "two of a word"],
 )  # fmt: skip
-def test_a_quantity_has_its_word(words: Any, said: str) -> None:
-    assert console.quantity(*words) == said
+def test_a_quantity_has_its_word(words: Any, text: str) -> None:
+    assert console.quantity(*words) == text
 
 
 def test_a_moment_is_printed_to_the_second() -> None:
@@ -493,7 +493,9 @@ class TestSignals:
         pytest.param(io.StringIO, 4, "", id="into a file"),
     ],
 )
-def test_progress_is_drawn_on_a_terminal(stream: Any, total: int, drawn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_drawn_on_a_terminal_only(
+    stream: Any, total: int, drawn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: 8.0))
     out = stream()
 

@@ -706,10 +706,10 @@ def test_a_long_list_is_changed_by_few_statements(imported: Import) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "statements"), [pytest.param(1_000, 1, id="1,000 rows"), pytest.param(1_001, 2, id="one row more")]
+    ("number", "statements"), [pytest.param(1_000, 1, id="1,000 rows"), pytest.param(1_001, 2, id="one row more")]
 )
-def test_one_statement_changes_a_thousand_rows(rows: int, statements: int) -> None:
-    subjects = [f"ip:{address}" for address in MANY[:rows]]
+def test_one_statement_changes_a_thousand_rows(number: int, statements: int) -> None:
+    subjects = [f"ip:{address}" for address in MANY[:number]]
     override_lists.save_list(subjects, "bots", "*", {"mode": "blocked"})
 
     with CaptureQueriesContext(connection) as queries:

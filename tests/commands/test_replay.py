@@ -411,10 +411,10 @@ at zero where the log begins, without overrides and bans.
 
 
 class TestWholeReport:
-    """Three clients send four requests each, three seconds apart; a fourth one comes later."""
+    """Three clients send four requests each, three seconds apart. A fourth client sends one a minute later."""
 
     @pytest.fixture(autouse=True)
-    def twelve_requests(self, site: None) -> None:
+    def thirteen_requests(self, site: None) -> None:
         Path("drafts.toml").write_text(DRAFTS)
         lines = [line(second, f"203.0.113.{second % 3}") for second in range(12)]
         log([*lines, "nonsense", line(70, "198.51.100.1", "/x/")])
@@ -455,9 +455,8 @@ class TestWholeReport:
         }
 
     def test_a_rule_that_nothing_matches_has_no_caveat_about_its_rates(self) -> None:
-        printed = run("access.log", "access.log", "--rate", "1000/m", "--match", "/z/").splitlines()
+        printed = run("access.log", "--rate", "1000/m", "--match", "/z/").splitlines()
 
-        assert printed[0] == "2 files: 26 requests in the format combined"
         assert printed[printed.index("1000/m by ip would have refused 0 requests (0.0%).") + 1 :] == [
             "",
             "No request matched 1000/m by ip.",
@@ -465,10 +464,24 @@ class TestWholeReport:
             *REPORT.splitlines()[-3:],
         ]
 
-    def test_a_digest_stands_for_the_value_of_each_part(self) -> None:
-        digests = [hidden("ip:203.0.113.0"), hidden("ip:203.0.113.0+path:/a"), hidden("global")]
+    def test_the_requests_of_two_files_are_counted_together(self) -> None:
+        printed = run("access.log", "access.log", "--rate", "1000/m").splitlines()
 
-        assert digests == [f"ip:{digest('203.0.113.0')[:12]}", f"{digests[0]}+path:{digest('/a')[:12]}", "global"]
+        assert printed[0] == "2 files: 26 requests in the format combined"
+
+
+@pytest.mark.parametrize(
+    ("subject", "shown"),
+    [
+        pytest.param("ip:203.0.113.0", f"ip:{digest('203.0.113.0')[:12]}", id="an address"),
+        pytest.param(
+            "ip:203.0.113.0+path:/a", f"ip:{digest('203.0.113.0')[:12]}+path:{digest('/a')[:12]}", id="two parts"
+        ),
+        pytest.param("global", "global", id="no value"),
+    ],
+)
+def test_a_digest_stands_for_the_value_of_each_part(subject: str, shown: str) -> None:
+    assert hidden(subject) == shown
 
 
 class TestUnreadableLines:

@@ -246,7 +246,7 @@ class TestWhatElseIsKnown:
         assert line in run("quota_status", USER)
 
     def test_all_of_it_comes_in_one_order(self) -> None:
-        """The store gives events the time of its clock."""
+        """The times of events are replaced: they come from the clock of the store, which the test cannot stop."""
         begins, ends = datetime(2025, 11, 21, tzinfo=UTC), datetime(2025, 12, 4, tzinfo=UTC)
         more = {"mode": "rate", "rate": "20/m", "starts": begins, "expires": ends}
         QuotaOverride.objects.create(subject=USER, rule="search", **more)

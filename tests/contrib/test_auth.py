@@ -1206,10 +1206,7 @@ def test_allauth_is_limited_as_the_page_shows(middleware: str) -> None:
 
     assert done.returncode == 0, done.stderr
     is_limited = middleware == "with"
-    found = json.loads(done.stdout)
-    (logged,) = found.pop("log_without_store")
-    assert logged.startswith("The failed logins of user 1 stay counted after a password reset: ")
-    assert found == {
+    assert json.loads(done.stdout) == {
         "guesses": [200] * 5 + [429],
         "page": True,
         "retry_after": "600",

@@ -87,17 +87,9 @@ def site(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield made
 
 
-NAP = Rule.make("nap", "250/s", precision=4)
-NAPS = {"250/s": [0.00404], str(NAP): [0.005]}
-"""How long a worker waits by itself, in seconds."""
-
-
 @pytest.mark.parametrize(
     ("options", "arguments", "starts"),
     [
-        # A short wait is spent in the worker.
-        ({"quota": "250/s"}, (1, 2), [(1, 0.0), (2, 0.004)]),
-        ({"quota": NAP}, (1, 2), [(1, 0.0), (2, 0.005)]),
         ({"quota": "10/m", "key": lambda task, args, kwargs: f"org:{args[0]}"}, (1, 2, 1), [(1, 0), (2, 0), (1, 6.06)]),
         ({"quota": "10/m", "cost": 5}, (5, 5), [(5, 0.0), (5, 30.3)]),
         # A free task starts at once.
@@ -133,7 +125,21 @@ def test_a_task_waits_for_its_subject_as_long_as_the_costs_before_it_take(
 ) -> None:
     site.run(site.task(**options), *arguments)
     assert list(zip(site.calls, site.starts, strict=True)) == starts
-    assert site.clock.naps == NAPS.get(str(options["quota"]), [])
+    assert site.clock.naps == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "seconds", "start"),
+    [
+        pytest.param("250/s", 0.00404, 0.004, id="a rate"),
+        pytest.param(Rule.make("slices", "250/s", precision=4), 0.005, 0.005, id="a window of slices"),
+    ],
+)
+def test_a_short_wait_is_spent_in_the_worker(rule: Any, seconds: float, start: float, site: Site) -> None:
+    site.run(site.task(quota=rule), 1, 2)
+
+    assert list(zip(site.calls, site.starts, strict=True)) == [(1, 0.0), (2, start)]
+    assert site.clock.naps == [seconds]
 
 
 def test_tasks_that_come_at_once_start_one_after_the_other(site: Site) -> None:
@@ -143,7 +149,7 @@ def test_tasks_that_come_at_once_start_one_after_the_other(site: Site) -> None:
     assert len(site.worker.runs) == 12 + 11, "each is published at most once more"
 
 
-def test_a_task_of_a_cost_of_one_counts_and_a_free_one_does_not(site: Site) -> None:
+def test_a_task_counts_its_cost_and_a_free_one_counts_nothing(site: Site) -> None:
     site.run(site.task(quota="10/m", cost=lambda task, args, kwargs: args[0]), 0, 1, 1)
 
     assert peek(Rule.make("export", "10/m"), "global").used == 2

@@ -175,7 +175,7 @@ class TestDecisions:
 
 
 class TestUsage:
-    def test_a_hit_counts_and_does_not_refuse_the_request_itself(self) -> None:
+    def test_a_limited_hit_does_not_refuse_the_request_by_itself(self) -> None:
         request = get()
         limit: dict[str, Any] = {"group": "counted", "key": "ip", "rate": "1/m"}
 
@@ -524,7 +524,7 @@ class TestChecks:
         )
 
     @pytest.mark.parametrize("rate", ["5/m", "10/60", (5, 60), None])
-    def test_a_rate_that_is_read_as_written_is_not_found(self, rate: str, settings: Any) -> None:
+    def test_a_rate_that_is_read_as_written_is_not_found(self, rate: Any, settings: Any) -> None:
         assert "W024" not in findings(settings, ratelimit(key="ip", rate=rate, group="g")(ok))
 
     @pytest.mark.parametrize("key", [None, "ipp"], ids=["no key", "an unknown key"])

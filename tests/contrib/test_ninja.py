@@ -537,7 +537,8 @@ def test_e035_is_found_for_one_of_two_limits(settings: Any) -> None:
     def authenticate(request: HttpRequest) -> dict[str, Any]:
         return {}
 
-    by_both = lambda search: limits("9/m", key="ip")(limits("1/m")(search))  # noqa: E731
+    def by_both(search: Any) -> Any:
+        return limits("9/m", key="ip")(limits("1/m")(search))
 
     assert len(findings(settings, "E035", api_with(by_both, "two-limits", auth=authenticate))) == 1
 

@@ -193,6 +193,14 @@ def test_the_command_prints_the_metrics() -> None:
     printed = samples(text.getvalue())
     assert (printed["quota_bans",], printed["quota_checks_total", "login", "allowed"]) == (1, 1)
     assert printed == samples()
+
+
+@pytest.mark.usefixtures("a_ban")
+def test_what_the_command_prints_ends_with_one_newline() -> None:
+    text = StringIO()
+
+    call_command("quota_metrics", stdout=text)
+
     assert text.getvalue().endswith("\n")
     assert not text.getvalue().endswith("\n\n")
 

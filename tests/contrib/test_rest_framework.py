@@ -582,7 +582,7 @@ class TestTheFrameworksThrottles:
 
         assert [Burst().allow_request(request, object()) for _ in range(4)] == [True, True, True, False]
 
-    def test_a_throttle_that_limits_no_visitor_may_be_asked_without_a_view_of_the_framework(self) -> None:
+    def test_a_throttle_of_visitors_allows_a_user_without_a_view_of_the_framework(self) -> None:
         request: Any = RequestFactory().get("/")
         request.user = User(pk=1)
 
@@ -722,6 +722,8 @@ class TestTheFrameworksThrottles:
 
     def test_one_that_is_not_ours_refuses_without_a_wait(self, refused_by_another: Any) -> None:
         assert (refused_by_another.status_code, "Retry-After" in refused_by_another.headers) == (429, False)
+
+    def test_one_that_is_not_ours_refuses_in_the_words_of_the_framework(self, refused_by_another: Any) -> None:
         assert refused_by_another.data == {"detail": "Request was throttled."}
 
     def test_a_refusal_of_one_that_is_not_ours_shows_ours(self, refused_by_another: Any) -> None:
@@ -1135,14 +1137,30 @@ def test_the_limits_view_shows_a_token_the_limits_of_its_user(settings: Any) -> 
         assert ask("limits", "7").status_code == 503
 
 
+def paths_of_schema(*views: Any) -> dict[str, Any]:
+    """Return what the schema says about each view, by its path."""
+    patterns = [path("limits", QuotaLimitsView.as_view())]
+    patterns += [path(view.__name__, view.as_view(schema=AutoSchema())) for view in views]
+    paths: dict[str, Any] = cast("Any", SchemaGenerator)(patterns=patterns).get_schema(public=True)["paths"]
+    return paths
+
+
+def responses_of_schema(view: Any) -> Any:
+    """Return which responses the schema has for a GET of a view."""
+    return paths_of_schema(view)[f"/{view.__name__}"]["get"]["responses"]
+
+
+def test_the_schema_leaves_out_the_view_of_the_limits() -> None:
+    assert list(paths_of_schema(Unthrottled, Search)) == ["/Search", "/Unthrottled"]
+
+
+def test_an_operation_without_limits_has_no_429_in_the_schema() -> None:
+    assert "429" not in responses_of_schema(Unthrottled)
+
+
 def test_a_limited_operation_of_the_schema_has_a_429_with_headers() -> None:
-    views = [type(base.__name__, (base,), {"schema": AutoSchema()}) for base in (Unthrottled, Search)]
-    patterns = [path(view.__name__, view.as_view()) for view in (*views, QuotaLimitsView)]  # type: ignore[attr-defined]
-    paths = cast("Any", SchemaGenerator)(patterns=patterns).get_schema(public=True)["paths"]
-    assert list(paths) == ["/Search", "/Unthrottled"], "the view of the limits is left out"
-    assert "429" not in paths["/Unthrottled"]["get"]["responses"]
     body = {"type": "object", "properties": {"detail": {"type": "string"}}, "required": ["detail"]}
-    assert paths["/Search"]["get"]["responses"]["429"] == {
+    assert responses_of_schema(Search)["429"] == {
         "description": "Too many requests",
         "headers": {
             "Retry-After": {
@@ -1162,23 +1180,16 @@ def test_a_limited_operation_of_the_schema_has_a_429_with_headers() -> None:
     }
 
 
-def refusal_in_schema(view: Any) -> Any:
-    """Return what the schema says about a 429 of a view."""
-    patterns = [path("view", view.as_view(schema=AutoSchema()))]
-    paths = cast("Any", SchemaGenerator)(patterns=patterns).get_schema(public=True)["paths"]
-    return paths["/view"]["get"]["responses"].get("429")
-
-
 def test_an_operation_with_a_throttle_of_another_package_has_a_429_too() -> None:
     other = type("Other", (BaseThrottle,), {"allow_request": lambda self, request, view: True})
 
-    assert refusal_in_schema(type("Both", (Limited,), {"throttle_classes": (other, QuotaThrottle)}))
+    assert "429" in responses_of_schema(type("Both", (Limited,), {"throttle_classes": (other, QuotaThrottle)}))
 
 
 def test_the_429_of_the_schema_has_no_headers_that_the_settings_turn_off(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "HEADERS": False}
 
-    assert list(refusal_in_schema(Search)["headers"]) == ["Retry-After"]
+    assert list(responses_of_schema(Search)["429"]["headers"]) == ["Retry-After"]
 
 
 def test_the_page_prints_what_it_shows(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
