@@ -25,20 +25,20 @@ def take(request: pytest.FixtureRequest) -> Take:
 
 
 @pytest.fixture
-def exactly() -> list[float]:
+def slept_exactly() -> list[float]:
     """The times for which calls have slept, to the microsecond."""
     return []
 
 
 @pytest.fixture(autouse=True)
 def slept(
-    memory_store: None, the_clock_stands: QuotaKit, monkeypatch: pytest.MonkeyPatch, exactly: list[float]
+    memory_store: None, the_clock_stands: QuotaKit, monkeypatch: pytest.MonkeyPatch, slept_exactly: list[float]
 ) -> list[float]:
     """The times for which calls have slept: a sleep sets the clock forward."""
 
     def sleep(seconds: float) -> None:
         times.append(round(seconds, 2))
-        exactly.append(round(seconds, 6))
+        slept_exactly.append(round(seconds, 6))
         the_clock_stands.advance(seconds)
 
     async def asleep(seconds: float) -> None:
@@ -63,12 +63,12 @@ def test_a_hit_waits_for_room(take: Take, slept: list[float]) -> None:
     assert slept == [60]
 
 
-def test_a_hit_waits_a_millisecond_longer_because_clocks_differ(take: Take, exactly: list[float]) -> None:
+def test_a_hit_waits_a_millisecond_longer_because_clocks_differ(take: Take, slept_exactly: list[float]) -> None:
     check("1/m", "user:42")
 
     take("1/m", timeout=60)
 
-    assert exactly == [60.001]
+    assert slept_exactly == [60.001]
 
 
 @pytest.mark.parametrize("timeout", [0, 59.9])

@@ -335,10 +335,14 @@ def nested(said: Any) -> list[int]:
 
 
 MISUSED: dict[str, tuple[Any, str]] = {
-    "no parentheses": (lambda: concurrency(plain), "has no limit"),  # type: ignore[arg-type]
+    "no parentheses": (
+        lambda: concurrency(plain),  # type: ignore[arg-type]
+        r"@concurrency has no limit on .* Write, for example, @concurrency\(10\)\.",
+    ),
     "a limit of 0": (lambda: concurrency(0), "limit="),
     "a number": (lambda: one(7), "not on a view"),  # type: ignore[type-var]
     "a request": (lambda: one(get()), "not on a view"),
+    "nothing": (lambda: one(None), "@concurrency is on NoneType, not on a view"),  # type: ignore[type-var]
     "a class without dispatch()": (lambda: one(type("No", (), {})), "@concurrency on No"),
     "a function without a request": (one(lambda: None), "a function that got no request"),
 }
@@ -371,21 +375,23 @@ def test_a_wrong_option_is_an_error_at_import(given: Any, words: str) -> None:
         concurrency(1, **given)
 
 
-def test_a_rule_for_a_slot_is_itself_and_never_changes() -> None:
+def test_a_rule_for_a_slot_equals_only_itself() -> None:
     rule = SlotRule.make("view", 1)
 
     assert {rule: "found"}[rule] == "found"
     assert rule != SlotRule.make("view", 1)
+
+
+def test_a_rule_for_a_slot_cannot_be_changed() -> None:
+    rule = SlotRule.make("view", 1)
+
     with pytest.raises(FrozenInstanceError):
         rule.blocks = False  # type: ignore[misc]
 
 
 def test_a_view_that_is_thrown_away_asks_no_store() -> None:
-    """As when its event loop was closed."""
+    """As when its event loop was closed: `close` raises an error if the flow makes another call."""
     running = Holding().while_flow(bool)
     next(running)
 
     running.close()
-
-    with pytest.raises(StopIteration):
-        next(running)

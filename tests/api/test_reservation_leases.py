@@ -229,7 +229,7 @@ class TestTheBackground:
 
     @pytest.fixture
     def moments(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-        """When it is to renew a lease, in seconds from now on."""
+        """When the background is to renew a lease, in seconds from now."""
         moments: list[float] = []
         monkeypatch.setattr("django_quota.core.clock.elapsed", lambda: 0.0)
         monkeypatch.setattr(flusher, "call_at", lambda moment, _: moments.append(moment))

@@ -207,22 +207,21 @@ def test_a_call_to_the_store_resets_a_hundred_rules_at_most(settings: Any, monke
 
 def test_rules_of_subjects_in_several_slots_are_reset_in_each_of_them() -> None:
     """On a Redis Cluster one script reaches one slot."""
-    subjects = ("user:1", "user:2", "user:3")
-    states = {"user:1": DictStates(), "user:2": DictStates()}
-    for subject in subjects:
-        states["user:2" if subject == "user:2" else "user:1"].put(f"q:{{{subject}}}:r", 5, START)
-    log = EventLog(("events", "bans"))
-    operation = Reset([RuleState("api", f"q:{{{each}}}:s", [f"q:{{{each}}}:r"]) for each in subjects], log)
-    events: list[AppendEvents] = []
 
     def slot_of(key: str) -> str:
-        return "user:2" if "user:2" in key else "user:1"
+        return "second" if "user:2" in key else "first"
+
+    rules = [RuleState("api", f"q:{{user:{n}}}:s", [f"q:{{user:{n}}}:r"]) for n in (1, 2, 3)]
+    states = {"first": DictStates(), "second": DictStates()}
+    for key in ("q:{user:1}:r", "q:{user:2}:r", "q:{user:3}:r"):
+        states[slot_of(key)].put(key, 5, START)
+    events: list[AppendEvents] = []
 
     def run(operations: Sequence[Operation]) -> list[Any]:
         events.extend(each for each in operations if isinstance(each, AppendEvents))
         return [each.run(states[slot_of(each.keys[0])], START) for each in operations if isinstance(each, Reset)]
 
-    assert run_sync(scatter(operation, slot_of), run) == 3
+    assert run_sync(scatter(Reset(rules, EventLog(("events", "bans"))), slot_of), run) == 3
 
     assert [each.kept for each in states.values()] == [{}, {}]
     assert [len(each.events) for each in events] == [3]

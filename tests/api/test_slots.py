@@ -4,7 +4,7 @@ import asyncio
 import math
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from django_quota import Decision, concurrency, lock, slot
+from django_quota import Decision, lock, slot
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.metrics import observe, unobserve
 from django_quota.testing import freeze
@@ -212,15 +212,18 @@ class TestDecisions:
 
         assert decision.explain() == "Allowed by rule 'export' for user:7; 0 of 2 are left."
 
-    def test_an_observer_hears_of_each_decision(self) -> None:
+    @pytest.fixture
+    def heard(self) -> Iterator[list[Decision]]:
         heard: list[Decision] = []
         observe(heard.append)
+        yield heard
+        unobserve(heard.append)
 
+    def test_an_observer_hears_of_each_decision(self, heard: list[Decision]) -> None:
         lease = lock("export").acquire()
         with pytest.raises(QuotaExceeded) as refused:
             lock("export").acquire()
 
-        unobserve(heard.append)
         assert heard == [lease.decision, refused.value.decision]
 
     def test_a_refusal_says_when_the_next_lease_ends(self, export: Slot) -> None:
@@ -330,22 +333,6 @@ WRONG: list[tuple[str, list[Any], Callable[[Any], object]]] = [
 def test_a_wrong_argument_is_named(words: str, value: object, use: Callable[[Any], object]) -> None:
     with pytest.raises(RuleError, match=words):
         use(value)
-
-
-@pytest.mark.parametrize(
-    ("use", "words"),
-    [
-        pytest.param(
-            lambda: concurrency(lambda request: None),  # type: ignore[arg-type]
-            r"@concurrency has no limit on .* Write, for example, @concurrency\(10\)\.",
-            id="no parentheses",
-        ),
-        pytest.param(lambda: concurrency(1)(None), "@concurrency is on NoneType, not on a view", id="no view"),  # type: ignore[type-var]
-    ],
-)
-def test_a_decorator_without_a_limit_or_a_view_is_an_error(use: Callable[[], object], words: str) -> None:
-    with pytest.raises(RuleError, match=words):
-        use()
 
 
 @pytest.mark.parametrize(("name", "limit"), [("a", 1), ("a", 1_000_000)])

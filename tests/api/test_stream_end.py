@@ -136,17 +136,17 @@ class TestAsync:
         asyncio.run(leave())
 
 
-class TestTheRequest:
-    """What is left to the end of a request, and to the background."""
+class TestTheEndOfARequest:
+    """What is done when a request ends, and what the background does for a request that was dropped."""
 
     @pytest.fixture
     def planned(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-        """The moments of what the background is to do."""
+        """The moments at which the background is to do something."""
         planned: list[float] = []
         monkeypatch.setattr(flusher, "call_at", lambda moment, _: planned.append(moment))
         return planned
 
-    def test_it_ends_a_stream_that_nobody_has_read(self, content: Content) -> None:
+    def test_ends_a_stream_that_nobody_has_read(self, content: Content) -> None:
         request_started.send(None)
         stream = at_stream_end(content.parts(), content.ending)
 
@@ -155,7 +155,7 @@ class TestTheRequest:
         assert content.ended == 1
         assert list(stream) == []
 
-    def test_it_does_all_though_a_part_of_it_fails(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_runs_the_other_actions_if_one_of_them_fails(self, caplog: pytest.LogCaptureFixture) -> None:
         done: list[str] = []
         request_started.send(None)
         for action in (lambda: done.append("first"), lambda: 1 / 0, lambda: done.append("last")):
@@ -166,13 +166,13 @@ class TestTheRequest:
         assert sorted(done) == ["first", "last"]
         assert "A request has ended, but a part of what it held was not given back." in caplog.text
 
-    def test_after_it_there_is_none(self) -> None:
+    def test_leaves_no_request_to_which_an_action_could_be_added(self) -> None:
         request_started.send(None)
         request_finished.send(None)
 
         assert at_request_end(bool) is None
 
-    def test_it_forgets_a_stream_that_has_ended(self, content: Content) -> None:
+    def test_does_not_keep_a_stream_that_has_been_read(self, content: Content) -> None:
         request_started.send(None)
         stream = at_stream_end(content.parts(), content.ending)
         list(stream)
@@ -187,7 +187,7 @@ class TestTheRequest:
     @pytest.mark.parametrize(
         ("is_read", "number"), [(True, 0), (False, 1)], ids=["read to its end", "dropped with its request"]
     )
-    def test_the_background_ends_only_what_was_dropped(
+    def test_the_background_ends_only_a_stream_that_was_dropped(
         self, is_read: bool, number: int, content: Content, planned: list[float]
     ) -> None:
         request_started.send(None)
@@ -202,7 +202,9 @@ class TestTheRequest:
         assert len(planned) == number
         request_finished.send(None)
 
-    def test_outside_of_a_request_nothing_ends_what_was_dropped(self, content: Content, planned: list[float]) -> None:
+    def test_the_background_does_not_end_a_stream_that_was_dropped_outside_of_a_request(
+        self, content: Content, planned: list[float]
+    ) -> None:
         stream = at_stream_end(content.parts(), content.ending)
 
         del stream

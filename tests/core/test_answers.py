@@ -22,23 +22,22 @@ def answer_to(*asks: Ask, mode: Any = "check") -> Answer:
     return question.answer(driven(lambda operation, at: operation.run(states, at), question, mode, START))
 
 
-AND_TAKEN = pytest.mark.parametrize(
-    ("asks", "taken"),
-    [
-        pytest.param([Ask(API, USER, 1)], ["api"], id="a hit"),
-        pytest.param([Ask(API, USER, 0)], [], id="a hit that costs nothing"),
-        pytest.param([Ask(API, USER, 6)], [], id="a hit that is refused"),
-        pytest.param([Ask(API, USER, 1), Ask(SHADOW, USER, 6)], ["api"], id="beside a shadow that refuses"),
-        pytest.param([Ask(API, USER, 6), Ask(SHADOW, USER, 1)], [], id="beside a rule that refuses"),
-        pytest.param([Ask(API, USER, 0), Ask(SHADOW, USER, 2)], ["shadow"], id="a shadow alone"),
-        pytest.param([Ask(NEAR, USER, 1)], ["near"], id="a hit that is reported"),
-    ],
-)
 TAKEN_OR_NOT = pytest.mark.parametrize("cost", [1, 6], ids=["taken", "refused"])
 
 
 class TestTaken:
-    @AND_TAKEN
+    @pytest.mark.parametrize(
+        ("asks", "taken"),
+        [
+            pytest.param([Ask(API, USER, 1)], ["api"], id="a hit"),
+            pytest.param([Ask(API, USER, 0)], [], id="a hit that costs nothing"),
+            pytest.param([Ask(API, USER, 6)], [], id="a hit that is refused"),
+            pytest.param([Ask(API, USER, 1), Ask(SHADOW, USER, 6)], ["api"], id="beside a shadow that refuses"),
+            pytest.param([Ask(API, USER, 6), Ask(SHADOW, USER, 1)], [], id="beside a rule that refuses"),
+            pytest.param([Ask(API, USER, 0), Ask(SHADOW, USER, 2)], ["shadow"], id="a shadow alone"),
+            pytest.param([Ask(NEAR, USER, 1)], ["near"], id="a hit that is reported"),
+        ],
+    )
     def test_an_answer_says_what_the_store_has_taken(self, asks: list[Ask], taken: list[str]) -> None:
         answer = answer_to(*asks)
 

@@ -59,7 +59,7 @@ def test_a_key_is_read_back(subject: str, rule: str, prefix: str) -> None:
 LONG = "k" * MAX_PART
 """The longest subject that is not replaced by its digest."""
 LONG_ESCAPED = "é" * (MAX_PART // 6) + "k" * (MAX_PART % 6)
-"""The longest of which a key has six characters for each é."""
+"""The same with é, each of which is six characters in a key."""
 TOO_LONG = pytest.mark.parametrize(
     "subject",
     [LONG + "k", LONG + "k" * 5_000, LONG_ESCAPED + "k", "\ud800" * 300],

@@ -128,13 +128,8 @@ def test_a_hit_that_a_limit_counted_is_not_settled_by_the_day_alone() -> None:
 
 def test_a_hit_needs_a_key_of_its_own_only_for_another_day_than_that_of_its_first() -> None:
     daily, scope = Rule.make("daily", "50/w", daily=True), Scope("quota")
-    of = Receipt.new([Ask(daily, USER, 3)], {Place("daily", USER): Taken(START, LIMITS)}, START)
-    extended = of
-    for days in (0, 1):
-        moment = START + days * DAY + MINUTE
-        taken = {Place("daily", USER): Taken(moment, LIMITS)}
-        extended = extended.extended(Receipt.new([Ask(daily, USER, 4)], taken, moment))
-    settlement = Settlement.of(extended, [11])
+    same_day, next_day = (receipt(4, moment + MINUTE, daily) for moment in (START, START + DAY))
+    settlement = Settlement.of(receipt(3, START, daily).extended(same_day).extended(next_day), [11])
     hits = settlement.at(hits_of([Ask(daily, USER, 3)], scope, START + 2 * DAY), START + 2 * DAY, scope)
 
     (adjustment,) = settlement.mode(hits, scope).of_hits

@@ -622,7 +622,7 @@ def test_the_report_shows_the_fullest_server_with_the_worst_policy(evicting: Cal
 
 
 def test_a_cluster_is_nearly_full_if_one_of_its_servers_is(evicting: Callable[[float], None]) -> None:
-    evicting(2)  # the server may free memory meanwhile, as that of clients which have left
+    evicting(2)  # so far above the limit that memory which the server frees meanwhile does not matter
 
     assert health(current_store(), "quota").is_nearly_full
 

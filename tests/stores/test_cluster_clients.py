@@ -107,8 +107,8 @@ class Leaving(Client):
         return [SimpleNamespace(host="a", port="1")]
 
 
-class WellClient(Client):
-    """It reaches its servers, and notes each reading of the slots."""
+class ReachingClient(Client):
+    """A client that reaches its servers, and counts how often it has read the slots."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -127,7 +127,7 @@ class WellClient(Client):
 class TestTheClientOfALoop:
     @pytest.fixture
     def side(self, settings_of_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-        monkeypatch.setattr(clients, "_AsyncCluster", WellClient)
+        monkeypatch.setattr(clients, "_AsyncCluster", ReachingClient)
         settings_of_cluster.async_wire = lambda *_: Mock()
         return AsyncSide(settings_of_cluster)
 
@@ -439,11 +439,18 @@ class TestTheSettingsOfACluster:
 
         assert (options["socket_timeout"], options["socket_connect_timeout"]) == (3, ANSWER_TIMEOUT)
 
-    def test_let_the_clients_read_bytes_of_what_servers_are_there(self, made_of: Any) -> None:
-        options = made_of().options
-
-        names = ("decode_responses", "protocol", "require_full_coverage", "reinitialize_steps", "address_remap")
-        assert [options[name] for name in names] == [False, 2, False, 0, None]
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            ("decode_responses", False),
+            ("protocol", 2),
+            ("require_full_coverage", False),
+            ("reinitialize_steps", 0),
+            ("address_remap", None),
+        ],
+    )
+    def test_have_a_default_for_each_client(self, option: str, value: Any, made_of: Any) -> None:
+        assert made_of().options[option] == value
 
     def test_give_the_clients_what_maps_addresses(self, made_of: Any) -> None:
         assert made_of(address_remap=max).options["address_remap"] is max

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -335,51 +336,55 @@ class TestAnEventLoop:
 # --- plain commands ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("plain_client")
 class TestPlainCommands:
     @pytest.fixture
-    def lent(self, store: ClusterStore) -> Mock:
-        """The settings of the store, whose servers have a client each; A has the slot of the system keys."""
+    def plain_client(self, store: ClusterStore) -> Mock:
+        """What makes the clients for plain commands; the server A has the slot of the system keys."""
         side: Any = Side(REPLY)
         side.client.nodes_manager.slots_cache[slot_of(SYSTEM_TAG)] = [side.client.primaries[0]]
         side.client.nodes_manager.initialize = Mock()
         side.close = Mock()
         store._sides[""] = side
-        settings = Mock()
-        settings.plain_client = Mock(side_effect=lambda name: Mock(named=name))
-        vars(store)["_settings"] = settings
-        return settings
+        plain_client = Mock(side_effect=lambda name: Mock(named=name))
+        vars(store)["_settings"] = Mock(plain_client=plain_client)
+        return plain_client
 
     @pytest.mark.parametrize(("server", "asked"), [(None, "a:1"), ("b:2", "b:2")], ids=["of the system", "named"])
-    def test_go_to_a_server(self, server: str | None, asked: str, store: ClusterStore, lent: Mock) -> None:
+    def test_go_to_the_server_that_is_asked_for(self, server: str | None, asked: str, store: ClusterStore) -> None:
         with store.commands(server) as client:
             assert client.named == asked  # type: ignore[attr-defined]
 
-    def test_go_over_one_client_of_each_server(self, store: ClusterStore, lent: Mock) -> None:
+    def test_go_over_one_client_of_each_server(self, store: ClusterStore, plain_client: Mock) -> None:
         for server in ("a:1", "b:2", "a:1"):
             with store.commands(server):
                 pass
 
-        assert [call.args for call in lent.plain_client.call_args_list] == [("a:1",), ("b:2",)]
+        assert [call.args for call in plain_client.call_args_list] == [("a:1",), ("b:2",)]
 
-    def test_are_asked_of_no_server_whose_breaker_is_open(self, store: ClusterStore, lent: Mock) -> None:
+    def test_are_not_sent_to_a_server_whose_breaker_is_open(self, store: ClusterStore) -> None:
         fail(store._breaker("b:2"))
 
         with pytest.raises(StoreUnavailable), store.commands("b:2"):
             pass
 
     @pytest.mark.parametrize("error", [RedisConnectionError("x"), OSError("x")], ids=type)
-    def test_raise_our_errors(self, error: Exception, store: ClusterStore, lent: Mock) -> None:
+    def test_raise_store_unavailable_for_an_error_of_the_connection(
+        self, error: Exception, store: ClusterStore
+    ) -> None:
         with pytest.raises(StoreUnavailable), store.commands("b:2"):
             raise error
 
-    def test_find_all_primaries_in_order_after_the_slots_are_read(self, store: ClusterStore, lent: Mock) -> None:
+    def test_can_go_to_all_primaries_which_are_listed_in_order_after_the_slots_are_read(
+        self, store: ClusterStore
+    ) -> None:
         client = store._sides[""].client
         client.primaries.reverse()
 
         assert store.servers() == ["a:1", "b:2"]
         client.nodes_manager.initialize.assert_called_once_with()
 
-    def test_of_a_closed_store_have_no_connection_left(self, store: ClusterStore, lent: Mock) -> None:
+    def test_of_a_closed_store_have_no_connection_left(self, store: ClusterStore) -> None:
         with store.commands("b:2") as client:
             pass
 
@@ -402,7 +407,8 @@ class TestANewStore:
         assert new._sync.settings.addresses == [A]
 
     def test_has_one_side_for_all_threads(self, new: ClusterStore) -> None:
-        assert new._sync is new._sync
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(lambda: new._sync).result() is new._sync
 
     @forks
     def test_begins_anew_in_a_child_process(self, new: ClusterStore) -> None:

@@ -25,7 +25,9 @@ def started(work: Callable[[], object], status: Callable[[Any], int] = lambda _:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads, also of those of the test runner
         child = os.fork()
     if child == 0:
-        faulthandler.dump_traceback_later(PATIENCE * 2, exit=True, file=2)  # where it waits for what is not in it
+        faulthandler.dump_traceback_later(
+            PATIENCE * 2, exit=True, file=2
+        )  # it may wait for a thread that the fork did not copy
         ends_with = 99
         try:
             ends_with = status(work())
