@@ -154,6 +154,15 @@ def test_each_second_row_of_a_heat_map_has_the_name_of_its_weekday(first: int, n
     assert [rows.index(max(y for y in rows if y <= label.y)) for label in weekdays] == [0, 2, 4, 6]
 
 
+def test_the_names_beside_a_heat_map_have_room() -> None:
+    chart = heat_map(2026, {}, date(2026, 12, 31))
+
+    months, weekdays = chart["labels"][:12], chart["labels"][12:]
+    assert {label.x for label in weekdays} == {0}
+    assert min(cell.x for cell in chart["cells"]) == 36  # for three or four letters
+    assert {min(cell.y for cell in chart["cells"]) - label.y for label in months} == {7}
+
+
 def test_the_months_of_a_heat_map_are_named_in_order() -> None:
     chart = heat_map(2026, {}, date(2026, 12, 31))
 

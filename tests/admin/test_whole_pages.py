@@ -621,3 +621,23 @@ def test_the_overview_shows_the_figures_of_a_redis(client: Client, monkeypatch: 
         "Events kept 7,000",
         "Rolled up to never; run quota_rollup",
     ]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "overview/",
+        "overview/events/",
+        "subject/?subject=user:1",
+        "dailycounter/usage/?subject=user:1",
+        "quotaoverride/rule/?name=api",
+    ],
+)
+def test_a_page_keeps_the_styles_of_the_site(page: str, settings: Any) -> None:
+    base = "{% extends 'admin/base.html' %}{% block extrastyle %}{{ block.super }}<link href='site.css'>{% endblock %}"
+    own = ("django.template.loaders.locmem.Loader", {"admin/base_site.html": base})
+    loaders = [own, "django.template.loaders.app_directories.Loader"]
+    options = {**settings.TEMPLATES[0]["OPTIONS"], "loaders": loaders}
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False, "OPTIONS": options}]
+
+    assert "<link href='site.css'>" in superuser().get(f"/admin/django_quota/{page}").content.decode()

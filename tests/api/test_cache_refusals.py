@@ -36,7 +36,7 @@ from django_quota.limiting.registry import get_limiter
 from django_quota.testing import clear, freeze
 from tests.support.calls import before_the_next_answer_is_read, both, calls_of, fetch, operations_of
 from tests.support.commands import json_of
-from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of, refused_today
+from tests.support.counts import checks_by_minute, checks_of, checks_of_today, count_what_waits, days_of, refused_today
 from tests.support.inputs import inputs
 from tests.support.memory import as_another_process, remembered_refusals, with_room_for_refusals
 from tests.support.overridden import override
@@ -57,6 +57,17 @@ def fill(rate: str = "1/m", subject: str = SUBJECT, **options: Any) -> None:
     """Take what a limit has, and be refused once."""
     while check(rate, subject, **options):
         pass
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_repeated_refusal_is_counted_in_its_own_minute() -> None:
+    for second in (50, 70, 71):
+        with freeze(NOON + second * SECOND):
+            check("0/d", SUBJECT, name="shut", cache_refusals=60)
+            count_what_waits()
+
+    with freeze(NOON + 71 * SECOND):
+        assert checks_by_minute("shut")[-2:] == [(0, 1), (0, 2)]
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -11,6 +11,7 @@ from django.utils.decorators import method_decorator
 from django_quota import check, concurrency, peek, quota, slot
 from django_quota.adapters import SlotRule
 from django_quota.core.errors import StoreBusy, StoreFull
+from django_quota.core.flow import run_sync
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.http.request_slots import Holding
 from django_quota.limiting.registry import get_limiter
@@ -234,6 +235,15 @@ class TestALeaseThatIsLost:
             return HttpResponse("ok")
 
         assert one(view)(get()).status_code == 200
+
+    def test_the_other_slots_of_the_request_are_given_back(self) -> None:
+        holding = Holding()
+        holding.leases = [slot(name, 1).acquire() for name in ("view", "other")]
+        forget("view")
+
+        run_sync(holding.release_flow())
+
+        assert held("other") == 0
 
     def test_the_log_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
         one(lambda request: forget("view"))(get())

@@ -99,6 +99,14 @@ def test_an_override_replaces_the_one_of_its_subject_and_rule_alone(save: Save) 
     ]
 
 
+def test_an_override_of_a_subject_that_is_written_in_another_way_replaces_it() -> None:
+    for subject in ("ip:2001:db8::1", "ip:2001:DB8:0::1"):
+        override_rows.set_override("search", subject, {"mode": "exempt"})
+
+    (row,) = QuotaOverride.objects.all()
+    assert row.subject == "ip:2001:db8::/64"
+
+
 @pytest.mark.parametrize(
     "save",
     [set_override, change_override, lambda values: save_list([SUBJECT], "bots", "search", values)],

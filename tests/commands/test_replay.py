@@ -135,6 +135,14 @@ def read(lines: Sequence[str], rules: dict[str, Any] | None = None) -> tuple[Rul
     return replayed, traffic
 
 
+def test_a_long_log_forgets_no_count_that_still_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_quota.operating.replay.SWEEP_INTERVAL", 2)
+
+    refusals = find_refusals(*read([line(second) for second in range(4)]))
+
+    assert list(refusals.positions) == [3]
+
+
 @given(st.sampled_from(RULES), STEPS)
 @inputs(100)
 def test_replay_refuses_what_the_middleware_refuses(rules: dict[str, Any], steps: Requests) -> None:

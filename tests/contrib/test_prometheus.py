@@ -1,5 +1,6 @@
 """Metrics for Prometheus: running totals of all processes, read when they are asked for."""
 
+import errno
 import json
 import re
 import signal
@@ -25,6 +26,7 @@ from django_quota import Rule, check, slot
 from django_quota.conf import current
 from django_quota.contrib.opentelemetry import instrument, uninstrument
 from django_quota.contrib.prometheus.collector import QuotaCollector
+from django_quota.contrib.prometheus.management.commands import quota_metrics
 from django_quota.contrib.prometheus.views import metrics
 from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
@@ -209,6 +211,16 @@ def test_what_the_command_prints_ends_with_one_newline() -> None:
 def test_a_wrong_address_for_the_command_is_a_clear_error(given: str) -> None:
     with pytest.raises(CommandError, match="is not an address with a port"):
         call_command("quota_metrics", serve=given)
+
+
+def test_an_ipv6_address_is_written_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Mock(side_effect=OSError(errno.EADDRINUSE, "Address already in use"))
+    monkeypatch.setattr(f"{quota_metrics.__name__}.start_http_server", server)
+
+    with pytest.raises(CommandError, match=re.escape("Cannot listen on [::1]:9105: Address already in use.")):
+        call_command("quota_metrics", serve="[::1]:9105")
+
+    assert server.call_args.args[:2] == (9105, "::1")
 
 
 def test_an_address_that_is_taken_is_a_clear_error() -> None:

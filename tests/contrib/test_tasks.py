@@ -113,11 +113,13 @@ def test_tasks_run_one_after_the_other(
     assert waits(*(enqueue(export, org) for org in orgs)) == expected
 
 
-def test_the_arguments_of_the_task_stay(export: Any) -> None:
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_arguments_of_the_task_stay(export: Any, kind: str) -> None:
     limit = TaskQuota("10/m")
-    limit.enqueue(export, 1)
+    enqueue = limit.enqueue if kind == "sync" else async_to_sync(limit.aenqueue)
+    enqueue(export, 1)
 
-    result = limit.enqueue(export, 7, file_format="pdf")  # it waits for its place
+    result = enqueue(export, 7, file_format="pdf")  # it waits for its place
 
     assert (result.args, result.kwargs) == ([7], {"file_format": "pdf"})
 

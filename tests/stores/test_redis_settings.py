@@ -190,6 +190,7 @@ def test_the_options_of_connections_are_those_of_a_class_with_its_bases() -> Non
     ("alias", "code", "words", "hint"),
     [
         ("defualt", "E003", "QUOTA[\"CACHE\"] is 'defualt', but there is no such alias", "Did you mean 'default'?"),
+        ("locel", "E003", "QUOTA[\"CACHE\"] is 'locel', but there is no such alias", "Did you mean 'local'?"),
         ("gone", "E004", 'CACHES["gone"] cannot be imported: ', 'QUOTA = {"REDIS"'),
         ("local", "E004", 'CACHES["local"] is django.core.cache.backends.locmem.LocMemCache', 'QUOTA = {"REDIS"'),
         ("function", "E004", 'CACHES["function"] is os.path.join', 'QUOTA = {"REDIS"'),
