@@ -390,10 +390,12 @@ def test_a_connection_on_which_a_server_says_more_than_it_was_asked_is_closed(se
 
     def serve(connection: Any) -> None:
         opened.append(1)
-        while data := connection.recv(65_536):
-            greeting = b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in data else b"+OK\r\n" * data.count(b"*")
-            connection.sendall(greeting + b"+MORE\r\n")
-        closed.append(1)
+        try:
+            while data := connection.recv(65_536):
+                greeting = b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in data else b"+OK\r\n" * data.count(b"*")
+                connection.sendall(greeting + b"+MORE\r\n")
+        finally:  # also where it is reset, since the client has not read all that was sent
+            closed.append(1)
 
     async def ask() -> None:
         assert (await acheck("9/m", "user:1")).degraded

@@ -25,9 +25,11 @@ def started(work: Callable[[], object], status: Callable[[Any], int] = lambda _:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads, also of those of the test runner
         child = os.fork()
     if child == 0:
-        faulthandler.dump_traceback_later(
-            PATIENCE * 2, exit=True, file=2
-        )  # it may wait for a thread that the fork did not copy
+        # Where it waits for a thread that the fork did not copy, it prints its stacks and ends. By a signal: a watching
+        # thread of faulthandler would make its own children wait for that thread.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.register(signal.SIGALRM, file=2, chain=True)
+        signal.alarm(int(PATIENCE * 2))
         ends_with = 99
         try:
             ends_with = status(work())
