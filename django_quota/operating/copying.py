@@ -211,7 +211,7 @@ class Copier:
         # A key comes twice if SCAN repeats it, or if a call was made again.
         taken = [key for key in copies if not put[key]]
         for key, state in self._target.states(taken, patience).items() if taken else ():
-            if isinstance(state, StateCopy) and state.value != copies[key].value:
+            if state == "foreign" or (isinstance(state, StateCopy) and state.value != copies[key].value):
                 raise CopyError(
                     f"Something counts in the new store meanwhile, and has changed {key}. Stop it, and copy again with "
                     f"--replace. It is {self._target.name}."

@@ -319,11 +319,11 @@ def find_refusals(
     for position, (number, now) in enumerate(zip(traffic.numbers, traffic.times, strict=True)):
         if position % SWEEP_INTERVAL == SWEEP_INTERVAL - 1:
             states.kept = {key: kept for key, kept in states.kept.items() if kept[1] > now}
-            advance(SWEEP_INTERVAL)
         hits = [hit.at(now, time_zone()) for hit in hits_for(number)]
         raw = Decide(hits, "check").run(states, now)
         if any(hit.group for hit in hits) or not allows_all(raw, hits):
             refusals.note(position, hits, Reply.decode(raw, hits))
+        advance(1)
     return refusals
 
 

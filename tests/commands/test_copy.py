@@ -377,6 +377,25 @@ def test_a_store_that_begins_to_count_meanwhile_ends_the_copy(
     assert CREDITS.get(USER) == 5
 
 
+def test_data_of_another_program_that_comes_meanwhile_ends_the_copy(
+    use: Callable[[str], None], raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use("database")
+    CREDITS.set(USER, 100)
+    emptied = Copier._make_room
+
+    def another_program_writes(*given: Any) -> None:
+        emptied(*given)
+        raw.set("quota:1:{user:1}:c:credits", "many")
+
+    monkeypatch.setattr(Copier, "_make_room", another_program_writes)
+
+    said = error_of("quota_copy", "--from", "database", "--to", "redis")
+
+    assert "has changed quota:1:{user:1}:c:credits. Stop it" in said
+    assert raw.get("quota:1:{user:1}:c:credits") == b"many"
+
+
 @pytest.fixture
 def each_key_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """SCAN may return a key twice, and a call that was not answered may have been made."""

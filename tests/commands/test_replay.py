@@ -143,6 +143,14 @@ def test_a_long_log_forgets_no_count_that_still_matters(monkeypatch: pytest.Monk
     assert list(refusals.positions) == [3]
 
 
+def test_the_progress_of_deciding_ends_at_the_number_of_requests() -> None:
+    moved: list[int] = []
+
+    find_refusals(*read([line(second) for second in range(4)]), moved.append)
+
+    assert sum(moved) == 4
+
+
 @given(st.sampled_from(RULES), STEPS)
 @inputs(100)
 def test_replay_refuses_what_the_middleware_refuses(rules: dict[str, Any], steps: Requests) -> None:
