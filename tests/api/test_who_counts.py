@@ -123,3 +123,10 @@ class TestUsage:
         QuotaOverride.objects.create(subject="org:8", rule="units", mode="exempt")
 
         assert who_counts().subjects == {"units": ["org:9"]}
+
+    def test_the_newest_come_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(counting, "READ", 2)
+        for number in (2, 5, 3):
+            DailyCounter.objects.create(subject=f"org:{number}", rule="units", day=f"2026-11-0{number}", allowed=1)
+
+        assert who_counts().subjects == {"units": ["org:5", "org:3"]}
