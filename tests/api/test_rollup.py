@@ -390,8 +390,8 @@ class TestMoving:
             with pytest.raises(CommandError) as caught:
                 rolled()
         assert str(caught.value).endswith(
-            "The database confuses the row of 'user:1' and 'search' with another one. Give the columns subject and rule "
-            "a collation that compares bytes, such as utf8mb4_bin."
+            "The database confuses the row of 'user:1' and 'search' with another one. Give the columns subject and "
+            "rule a collation that compares bytes, such as utf8mb4_bin."
         )
         assert rolled() == {"days": 1, "rows": 1, "allowed": 3, "refused": 1, "units": 9}
         assert rolled() == {}
