@@ -3,8 +3,9 @@
 import re
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import redis
@@ -738,6 +739,37 @@ def test_one_redis_is_one_server() -> None:
 )
 def test_a_redis_is_full_if_it_refuses_writes_for_want_of_memory(refuses: str, is_full: bool) -> None:
     assert Health(0.1, refuses=refuses).is_full is is_full
+
+
+def answering(**info: Any) -> Any:
+    """A store with one Redis, which answers with this INFO, 5 keys and 7 events, and whose PING takes 0.25 s."""
+    store, client = MagicMock(), MagicMock()
+    store.redis.servers.return_value = ["only"]
+    store.server_of.return_value = "only"
+    store.commands.return_value.__enter__.return_value = client
+    client.pipeline.return_value.__enter__.return_value.execute.return_value = [info, 5, 0, 7]
+    return store
+
+
+@pytest.mark.parametrize(
+    ("versions", "version"),
+    [
+        pytest.param({"redis_version": "7.4.0"}, "7.4.0", id="Redis"),
+        pytest.param({"redis_version": "7.2.4", "valkey_version": "8.0.1"}, "Valkey 8.0.1", id="Valkey"),
+    ],
+)
+def test_the_state_of_a_server_is_what_it_answers(
+    versions: dict[str, str], version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter([1.0, 1.25])
+    monkeypatch.setattr("django_quota.operating.health.time", SimpleNamespace(perf_counter=lambda: next(moments)))
+    info = {"uptime_in_seconds": 11, "connected_clients": 12, "used_memory": 13, "maxmemory": 14}
+
+    found = health(answering(**info, **versions, role="master", maxmemory_policy="noeviction"), "quota")
+
+    assert found == Health(
+        0.25, version, role="master", uptime=11, clients=12, used=13, most=14, policy="noeviction", keys=5, events=7
+    )
 
 
 @pytest.mark.usefixtures("redis_cache")

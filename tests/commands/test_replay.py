@@ -744,7 +744,7 @@ KEYED = '[api]\nrate = "10/m"\nkey = "ip/x"\nmatch = "/"\n'
         ),
         (["access.log", "--rate", "10/m", "--rule", "api"], r"^--rate is a rule by itself. Leave --rules and --rule"),
         (["access.log", "--rule", "apy"], r"Did you mean 'api'\?"),
-        (["broken.toml"], "The format of the log is unknown"),
+        (["broken.toml"], r"unknown. It begins with '\[api'. Log in the combined format, or one JSON object a line.$"),
         (["cut.gz"], "cannot be read to its end"),
     ],
 )
@@ -903,6 +903,47 @@ def test_the_path_of_a_request_is_decoded_as_django_does(target: str, path: str)
     assert find_format([text]).read(text).path == path
 
 
+@pytest.mark.parametrize(
+    ("logged", "path"),
+    [
+        pytest.param(r"/a\x22b/", '/a"b/', id="a quote by its number"),
+        pytest.param(r"/a\"b/", '/a"b/', id="a quote"),
+        pytest.param(r"/a\\b/", "/a\\b/", id="a backslash"),
+        pytest.param(r"/\xC3\xa4/", "/ä/", id="a letter of two bytes"),
+        pytest.param(r"/a\tb/", r"/a\tb/", id="another escape"),
+    ],
+)
+def test_what_a_server_has_escaped_is_read_as_it_was(logged: str, path: str) -> None:
+    text = f'203.0.113.9 - - [21/Nov/2025:04:40:00 +0000] "GET {logged} HTTP/1.1" 200 12'
+
+    assert find_format([text]).read(text).path == path
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param("[]", "it is not a JSON object", id="a list"),
+        pytest.param("{", "it is not a JSON object", id="the beginning of an object"),
+        pytest.param('{"time": "1763700000", "request": "-"}', "it has no request", id="no request"),
+        pytest.param('{"time": "1763700000", "request": "GET /\\ud800"}', "its path is not a string", id="no path"),
+    ],
+)
+def test_a_line_of_json_says_why_it_cannot_be_read(text: str, reason: str) -> None:
+    log_format = find_format(['{"time": "1763700000", "request": "GET / HTTP/1.1"}'])
+
+    with pytest.raises(UnreadableLineError) as caught:
+        log_format.read(text)
+
+    assert str(caught.value) == reason
+
+
+def test_of_a_log_of_an_unknown_format_sixty_characters_are_shown() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        find_format(["x" * 61])
+
+    assert caught.value.problem == f"The format of the log is unknown. It begins with '{'x' * 60}'."
+
+
 @pytest.mark.parametrize("target", ["get / HTTP/1.1", "G / HTTP/1.1", "GET", "GET a HTTP/1.1", "-"])
 def test_what_is_not_a_request_is_unreadable(target: str) -> None:
     text = f'203.0.113.9 - - [21/Nov/2025:04:40:00 +0000] "{target}" 200 12'
@@ -1001,8 +1042,10 @@ def test_a_line_that_a_site_could_not_answer_is_unreadable(fields: dict[str, str
 
 @pytest.mark.parametrize("time", ["20260921141320", "20260921141", "12345678901234567"])
 def test_a_number_that_is_not_a_time_since_1970_is_unreadable(time: str) -> None:
-    with pytest.raises(UnreadableLineError, match=f"'{time}' is not a time, such as"):
+    with pytest.raises(UnreadableLineError) as caught:
         read_time(time)
+
+    assert str(caught.value) == f"'{time}' is not a time, such as 21/Nov/2026:04:40:00 +0000"
 
 
 @pytest.mark.parametrize("marked", ["access.log", "rules.toml"])
@@ -1019,8 +1062,10 @@ def test_a_file_may_begin_with_a_byte_order_mark(marked: str) -> None:
     ["1969-12-31T23:59:59Z", "1970-01-01T00:00:00Z", "5138-11-16T09:46:40Z", "01/Jan/1969:00:00:00 +0000"],
 )
 def test_a_time_that_no_server_can_have_logged_is_unreadable(time: str) -> None:
-    with pytest.raises(UnreadableLineError, match="its time is before 1970 or too far in the future"):
+    with pytest.raises(UnreadableLineError) as caught:
         read_time(time)
+
+    assert str(caught.value) == f"its time is before 1970 or too far in the future: {time!r}"
 
 
 @pytest.mark.parametrize(
