@@ -29,8 +29,11 @@ from django_quota.operating.activity import (
     SLOTS_SHOWN,
     SUBJECTS_SHOWN,
     DayTotal,
+    RuleActivity,
+    SlotUse,
     _rules,
     activity,
+    running_totals,
     subjects_seen,
 )
 from django_quota.operating.health import Health, _joined, health
@@ -419,6 +422,47 @@ def test_the_rest_has_what_its_rules_have_taken_ahead() -> None:
     assert (rest.is_rest, rest.allowed, rest.spent) == (True, 4, 3)
 
 
+def test_rules_whose_shadows_let_most_pass_come_first() -> None:
+    counts = {"a:a": 4, "a:r": 3, "b:a": 2, "b:s": 6, "c:p": 1, "c:a": 4}
+
+    found = [(rule.rule, rule.total) for rule in _rules(counts)]
+
+    assert found == [("b", 8), ("a", 7), ("c", 5)]
+
+
+DIGEST = f"~{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("part", "rule", "label"),
+    [
+        pytest.param("search", "search", "search", id="a name"),
+        pytest.param("a%20b", "a b", "a b", id="a name that is escaped"),
+        pytest.param(DIGEST, None, DIGEST, id="a digest of a long name"),
+        pytest.param("*", None, "other", id="the rest"),
+    ],
+)
+def test_an_exporter_calls_a_rule_by_its_name_or_digest(part: str, rule: str | None, label: str) -> None:
+    found = RuleActivity(part)
+
+    assert (found.rule, found.label) == (rule, label)
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "label", "is_full"),
+    [
+        pytest.param("export", 1, "export", False, id="one is free"),
+        pytest.param("export", 2, "export", True, id="none is free"),
+        pytest.param("export", 3, "export", True, id="more than may hold it"),
+        pytest.param(None, 1, "other", False, id="a name that is too long"),
+    ],
+)
+def test_a_slot_is_full_when_as_many_hold_it_as_may(name: str | None, held: int, label: str, is_full: bool) -> None:
+    use = SlotUse("global", name, held, 2)
+
+    assert (use.label, use.is_full) == (label, is_full)
+
+
 @pytest.mark.usefixtures("either_store")
 class TestActivity:
     """What all processes have decided, and which slots they hold."""
@@ -432,6 +476,34 @@ class TestActivity:
 
         assert [(each.subject, each.count) for each in found[:2]] == [("user:21", 22), ("user:20", 21)]
         assert len(found) == SUBJECTS_SHOWN
+
+    def test_it_is_of_a_moment_of_the_store(self) -> None:
+        with freeze(START):
+            found = activity()
+
+        assert (found.now, found.day) == (START, date(2025, 11, 21))
+
+    def test_the_slots_that_were_asked_for_last_are_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.operating.activity.MAX_SLOTS_READ", 2)
+        for number, name in enumerate("bca"):
+            with freeze(START + number * MINUTE):
+                slot(name, 2).acquire()
+                get_limiter().metrics.flush()
+        with freeze(START + 2 * MINUTE):
+            found = activity().slots
+
+        assert [use.name for use in found] == ["a", "c"]
+
+    def test_the_running_totals_are_those_of_all_days(self) -> None:
+        for day in (0, 1):
+            with freeze(START + day * DAY):
+                for _ in range(3):
+                    check("2/m", SUBJECT, name="search")
+                slot("export", 2, subject="user:7").acquire()
+                found = running_totals()
+
+        assert [(rule.rule, rule.allowed, rule.refused, rule.minutes) for rule in found.rules] == [("search", 4, 2, [])]
+        assert (found.outages, found.banned, found.slots) == (0, 0, [SlotUse("user:7", "export", 1, 2)])
 
     def test_the_fullest_slots_come_first(self) -> None:
         with freeze(START):
