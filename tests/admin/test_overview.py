@@ -612,6 +612,21 @@ class TestActivity:
 
         assert rule.minutes[-1] == (1, 2)
 
+    @pytest.mark.parametrize(
+        ("later", "minutes"),
+        [
+            pytest.param(59, [(1, 0), *[(0, 0)] * 58, (1, 0)], id="in the last of them"),
+            pytest.param(60, [*[(0, 0)] * 59, (1, 0)], id="after them"),
+        ],
+    )
+    def test_a_rule_has_the_last_sixty_minutes(self, later: int, minutes: list[tuple[int, int]]) -> None:
+        for minute in (0, later):
+            with freeze(START + minute * MINUTE):
+                check("9/m", SUBJECT, name="a")
+                (rule,) = activity().rules
+
+        assert rule.minutes == minutes
+
     def test_subjects_that_were_refused_yesterday_are_seen_in_two_days(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_quota.operating.activity.newest_events", lambda *_: [])  # as if others came since
         with freeze(START - DAY):
@@ -629,6 +644,14 @@ class TestActivity:
                     check("0/m", subject)
 
             assert subjects_seen() == ["user:2", "user:3", "user:1"]
+
+    def test_those_of_other_events_are_seen_after_them_once(self) -> None:
+        with freeze(START):
+            for subject in ("user:1", "user:2"):
+                check("5/m", subject, 5)  # a warning
+            check("0/m", "user:2")
+
+            assert subjects_seen() == ["user:2", "user:1"]
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -341,6 +341,23 @@ class TestMoving:
         assert bill_of("org:1", october, november, "month") == {october: {"api": (2, 0, 32)}}
         assert list(bill_of("org:1", october, november)) == [october, date(2025, 10, 31)]
 
+    def test_without_the_database_recent_usage_has_what_the_store_counts(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        check("9/h", "user:1", 4)
+
+        with connection.execute_wrapper(gone):
+            (rules,) = recent_usage("user:1").values()
+
+        assert rules == {"9/h": (1, 0, 4)}
+        assert [(each.name, each.levelname, each.getMessage()) for each in caplog.records] == [
+            (
+                "django_quota.usage",
+                "WARNING",
+                "Usage does not include the days in the database, which does not answer: the server went away",
+            )
+        ]
+
     def test_a_bill_needs_the_store(self) -> None:
         with no_answer(), pytest.raises(StoreUnavailable):
             bill_of("org:1", TODAY, TODAY + timedelta(days=1))
