@@ -416,7 +416,7 @@ class TestTheCommand:
     def test_json_has_each_number(self, run: Callable[..., Any]) -> None:
         report = run("--json")
 
-        assert report.pop("seconds") > 0
+        assert 0 < report.pop("seconds") < 60
         assert report == {
             "keys": 3,
             "sets": 2,

@@ -466,7 +466,7 @@ def test_json_has_each_number(use: Callable[[str], None]) -> None:
 
     report = copy("--json")
 
-    del report["seconds"]
+    assert 0 < report.pop("seconds") < 60
     assert report == {
         "keys": 1, "kinds": {"c": 1}, "bans": 0, "distinct": 0, "foreign": [], "replaced": 0, "complete": True,
     }  # fmt: skip
@@ -573,7 +573,7 @@ def test_the_store_that_does_not_answer_is_named(
 
     said = error_of("quota_copy", "--from", way[0], "--to", way[1])
 
-    assert said.endswith('It is the Redis of CACHES["default"].')
+    assert re.search(r"[^.]\. It is the Redis of CACHES\[\"default\"\]\.$", said)
 
 
 @pytest.mark.parametrize(
