@@ -48,8 +48,8 @@ from tests.support.calls import subject_of
 
 @pytest.mark.parametrize("key", ["json:phone", "json:user.phone", "kwarg:pk", "get:phone", "header:X-Phone"])
 def test_a_typed_value_becomes_the_subject_of_a_request_that_sends_it(key: str) -> None:
-    body, sent = {"phone": "+1 555", "user": {"phone": " +1 555 "}}, {"REMOTE_ADDR": "127.0.0.1"}
-    sent["HTTP_X_PHONE"] = "+1 555"
+    body = {"phone": "+1 555", "user": {"phone": " +1 555 "}}
+    sent: Any = {"REMOTE_ADDR": "127.0.0.1", "HTTP_X_PHONE": "+1 555"}
     request = RequestFactory().post("/?phone=%2B1+555", body, content_type="application/json", **sent)
     request.resolver_match = ResolverMatch(print, (), {"pk": "+1 555"})
     subject = subject_of(("ip", key), request)
