@@ -480,6 +480,12 @@ def test_a_file_is_made_in_parts_of_so_many_rows() -> None:
     assert parts == ['"number"\r\n', '"0"\r\n"1"\r\n', '"2"\r\n"3"\r\n', '"4"\r\n']
 
 
+def test_a_part_has_two_thousand_rows() -> None:
+    parts = csv_lines(["number"], ([number] for number in range(2_001)))
+
+    assert [part.count("\r\n") for part in parts] == [1, 2_000, 1]
+
+
 @pytest.mark.parametrize(
     ("name", "file"),
     [

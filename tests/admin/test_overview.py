@@ -25,9 +25,6 @@ from django_quota.limiting.metrics import SLOT_TTL
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.activity import (
-    RULES,
-    SLOTS_SHOWN,
-    SUBJECTS_SHOWN,
     DayTotal,
     RuleActivity,
     SlotUse,
@@ -285,7 +282,7 @@ class TestOnRedis:
     @pytest.fixture
     def many_rules(self, redis_cache: None) -> None:
         """More rules than the page has rows, of which one was checked twice."""
-        for number in range(RULES + 5):
+        for number in range(55):
             check("5/m", f"ip:192.0.2.{number}", name=f"rule{number}")
         check("5/m", SUBJECT, name="rule7")
 
@@ -293,8 +290,8 @@ class TestOnRedis:
     def test_the_busiest_rules_have_a_row_each_before_the_rest(self) -> None:
         rules = activity().rules
 
-        assert (len(rules), rules[0].rule, rules[-1].is_rest) == (RULES + 1, "rule7", True)
-        assert sum(rule.total for rule in rules) == RULES + 6
+        assert (len(rules), rules[0].rule, rules[-1].is_rest) == (51, "rule7", True)
+        assert sum(rule.total for rule in rules) == 56
 
     @pytest.fixture
     def busy_site(self, client: Client, raw: redis.Redis, many_rules: None) -> None:
@@ -469,13 +466,13 @@ class TestActivity:
 
     def test_the_twenty_subjects_that_were_refused_most_are_listed(self) -> None:
         with freeze(START):
-            for number in range(SUBJECTS_SHOWN + 2):
+            for number in range(22):
                 for _ in range(number + 1):
                     check("0/m", f"user:{number}")
             found = activity().refused
 
         assert [(each.subject, each.count) for each in found[:2]] == [("user:21", 22), ("user:20", 21)]
-        assert len(found) == SUBJECTS_SHOWN
+        assert len(found) == 20
 
     def test_it_is_of_a_moment_of_the_store(self) -> None:
         with freeze(START):
@@ -517,11 +514,11 @@ class TestActivity:
 
     def test_twenty_slots_are_shown(self) -> None:
         with freeze(START):
-            for number in range(SLOTS_SHOWN + 2):
+            for number in range(22):
                 slot(f"slot{number}", 2).acquire()
             found = activity()
 
-        assert (len(found.slots), len(found.fullest_slots)) == (SLOTS_SHOWN + 2, SLOTS_SHOWN)
+        assert (len(found.slots), len(found.fullest_slots)) == (22, 20)
 
     @pytest.mark.parametrize(
         ("later", "held"),
@@ -554,7 +551,7 @@ class TestActivity:
     def test_the_rest_has_all_that_rules_without_a_row_decided(self) -> None:
         shadow = Rule.make("zz-shadow", "1/m", shadow=True)
         with freeze(START):
-            for number in range(RULES):
+            for number in range(50):
                 for _ in range(4):
                     check("9/m", SUBJECT, name=f"busy{number}")
             for _ in range(2):
@@ -652,6 +649,17 @@ class TestActivity:
             check("0/m", "user:2")
 
             assert subjects_seen() == ["user:2", "user:1"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_the_fifty_bans_that_end_first_are_listed() -> None:
+    with freeze(START):
+        for number in range(51):
+            ban(LOGIN, f"user:{number}", 600 + number)
+        found = activity()
+
+    assert found.banned == 51
+    assert [each.subject for each in found.bans or ()] == [f"user:{number}" for number in range(50)]
 
 
 @pytest.mark.usefixtures("redis_cache")

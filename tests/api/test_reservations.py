@@ -770,7 +770,7 @@ def test_if_used_fails_the_estimate_stays_spent(used: Any, caplog: pytest.LogCap
 
     assert left() == 900
     assert caplog.messages == ["used= failed after a stream had ended: the estimate of its reservation stays spent."]
-    assert caplog.records[0].exc_info is not None
+    assert (caplog.records[0].name, caplog.records[0].exc_info is None) == ("django_quota.reservations", False)
 
 
 @streaming
