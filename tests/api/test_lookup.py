@@ -130,6 +130,11 @@ def test_an_error_says_what_to_write(text: str, problem: str) -> None:
         pytest.param("org:*", "org:*", id="a kind"),
         pytest.param("ip:*", "ip:*", id="all addresses"),
         pytest.param("ip:198.51.100.0/24+user:7", "ip:198.51.100.0/24+user:7", id="a network and a user"),
+        pytest.param(
+            "198.51.100.0/24+post:phone=5",
+            f"ip:198.51.100.0/24+{parse_subject_input('post:phone=5')}",
+            id="a network and a value",
+        ),
         pytest.param("203.0.113.9", "ip:203.0.113.9", id="an address"),
         pytest.param("post:phone=+1 5:*", parse_subject_input("post:phone=+1 5:*"), id="a value that ends like a kind"),
         pytest.param("login:username=Ann", login_subject("Ann"), id="a failed login"),
@@ -469,7 +474,7 @@ class TestUsers:
     def test_a_search_finds_users_in_full_or_else_by_how_they_begin(self) -> None:
         ann, anna = (User.objects.create_user(name, f"{name}@example.org") for name in ("ann", "anna"))
         expected: dict[str, set[Any]] = {
-            "ann": {ann}, "an": {ann, anna}, "anna@e": {anna}, str(anna.pk): {anna}, "n": {None}
+            "ann": {ann}, "ANN": {ann}, "an": {ann, anna}, "anna@e": {anna}, str(anna.pk): {anna}, "n": {None}
         }  # fmt: skip
 
         found = {text: {match.user for match in find_subjects(text, with_users=True)} for text in expected}
@@ -511,12 +516,33 @@ def test_a_search_finds_at_most_twenty_users() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize(("length", "queries"), [(320, 1), (321, 0)])
-def test_a_user_is_looked_up_by_a_string_of_at_most_320_characters(
-    length: int, queries: int, django_assert_num_queries: Any
+@pytest.mark.parametrize(
+    ("text", "queries"),
+    [
+        pytest.param("a" * 320, 1, id="320 characters"),
+        pytest.param("a" * 321, 0, id="321 characters"),
+        pytest.param("a\0b", 0, id="a null character"),
+        pytest.param("a\ud800", 0, id="half a character"),
+    ],
+)
+def test_a_user_is_looked_up_by_a_short_string_that_a_database_can_hold(
+    text: str, queries: int, django_assert_num_queries: Any
 ) -> None:
     with django_assert_num_queries(queries):
-        assert find_users("a" * length) == []
+        assert find_users(text) == []
+
+
+class Lags:
+    def db_for_read(self, *_: Any, **__: Any) -> str:
+        return "replica"  # there is none: whoever asks it fails
+
+
+@pytest.mark.django_db
+def test_a_new_user_is_found_though_a_replica_lags(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [Lags()]
+    ann = User.objects.create_user("ann")
+
+    assert (find_users("ann"), user_of(f"user:{ann.pk}")) == ([ann], ann)
 
 
 @pytest.mark.parametrize(

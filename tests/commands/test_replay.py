@@ -149,7 +149,7 @@ def test_what_has_expired_does_not_stay_in_memory(monkeypatch: pytest.MonkeyPatc
     states = DictStates()
     monkeypatch.setattr(replay, "SWEEP_INTERVAL", 2)
     monkeypatch.setattr(replay, "DictStates", lambda: states)
-    rules = {"each": {"rate": "1/10s", "match": "/"}}
+    rules = {"each": {"rate": "1/10s", "algorithm": "fixed_window", "match": "/"}}
     seconds = {0: "192.0.2.1", 10: "192.0.2.2", 11: "192.0.2.3", 12: "192.0.2.4"}
 
     find_refusals(*read([line(second, ip) for second, ip in seconds.items()], rules))
