@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import aonce, counter, once
+from django_quota.engine.state_copies import ReadStates
 from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
 from django_quota.features.counters import calls
 from django_quota.features.counters.calls import counters_of
@@ -250,6 +251,28 @@ class TestDays:
         assert list(series) == [first + timedelta(days=n) for n in range(82)]
         counted = {date(2025, 11, 21): 1, date(2025, 12, 31): 41, date(2026, 2, 4): 76}
         assert {day: n for day, n in series.items() if n} == counted
+
+    def test_a_series_reads_a_key_for_each_month(self, do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, read = current_store(), list[tuple[str, ...]]()
+        run = store.run
+
+        def note(operation: Any, now: int | None = None) -> Any:
+            read.append(operation.keys)
+            return run(operation, now)
+
+        monkeypatch.setattr(store, "run", note)
+
+        do(VIEWS, "series", "user:1", date(2025, 11, 20), date(2026, 1, 2))
+
+        assert [[key.rpartition(":")[2] for key in keys] for keys in read] == [["2025-11", "2025-12", "2026-01"]]
+
+    def test_a_different_value_takes_thirty_two_characters(self, do: Do) -> None:
+        for value in ("a", "a" * 1_000):
+            do(VIEWS, "unique", "page:1", value)
+
+        (kept,) = current_store().run(ReadStates(["quota:1:{page:1}:u:views"]), None)
+
+        assert [len(each) for each in kept.value] == [32, 32]
 
     @pytest.mark.parametrize(
         ("first", "last", "days"),
