@@ -294,11 +294,24 @@ class TestRecentHolders:
     def test_it_is_rounded_down_to_microseconds(self) -> None:
         assert self.held_for(8, 8 + 1.5 / SECOND) == 8.0
 
-    def test_of_two_holders_one_leaves_in_half_the_time_rounded_down(self) -> None:
+    def test_a_slot_that_was_never_full_has_no_estimate(self) -> None:
+        export = slot("export", 2)
+        with freeze(START):
+            lease = export.acquire()
+        with freeze(START + 8 * SECOND):
+            lease.release()
+            leases = [export.acquire(), export.acquire()]
+            with pytest.raises(QuotaExceeded) as refused:
+                export.acquire()
+
+        assert (len(leases), refused.value.decision.retry_after) == (2, 30.0)
+
+    @pytest.mark.parametrize("held", [3, 1], ids=["of three microseconds", "of one, so of none"])
+    def test_of_two_holders_one_leaves_in_half_the_time_rounded_down(self, held: int) -> None:
         export = slot("export", 2)
         with freeze(START):
             leases = [export.acquire(), export.acquire()]
-        with freeze(START + 3):
+        with freeze(START + held):
             leases[0].release()
             export.acquire()
             with pytest.raises(QuotaExceeded) as refused:
