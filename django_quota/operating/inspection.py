@@ -228,7 +228,6 @@ def load_snapshot(
     snapshot.counters = [] if names is not None else counters_of(subject, counters, decided)
     _read_limits(snapshot, rules)
     snapshot.counted = [name for name in snapshot.unread if name in counted]
-    counted |= {limit.rule for limit in snapshot.limits if limit.used}
     _drop_elsewhere(snapshot, rules, who_counts([*known, *((rule, subject) for rule in counted)]))
     return snapshot
 

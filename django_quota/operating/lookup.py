@@ -78,7 +78,7 @@ def parse_override_input(text: str) -> str:
     The input is `198.51.100.0/24` or `ip:198.51.100.0/24`, `user:*`, `*`, or anything that `parse_subject_input`
     accepts. Raises `RuleError` for any other string.
     """
-    if text == EVERYBODY or (text.endswith(":*") and "=" not in text):
+    if text.endswith(":*") and "=" not in text:
         return override_subject(text)
     is_of_addresses = is_network(text.removeprefix("ip:")) and "+" not in text
     return override_subject(f"ip:{text.removeprefix('ip:')}") if is_of_addresses else parse_subject_input(text)
@@ -268,7 +268,7 @@ def override_problems(rule: str, subject: str, *, with_users: bool = True) -> li
 def _is_rate(name: str) -> bool:
     """Return whether a name is a rate, which a call in your code may use as its rule."""
     try:
-        return rule_of(name, {}).name == name not in known_rules()
+        return rule_of(name, {}).name == name
     except RuleError:
         return False
 
@@ -420,7 +420,8 @@ def related_subjects(user: Any) -> list[str]:
     try:
         given: list[Any] = list(function(user))
     except Exception as error:  # of the site
-        problem = f"{whose} raised {type(error).__name__} for {user_subject(user)}: {error}"
+        said = str(error).rstrip(".")
+        problem = f"{whose} raised {type(error).__name__} for {user_subject(user)}{said and f': {said}'}."
         raise RuleError(problem, "Return a list of subjects, such as [Subject('org', 7)].") from error
     wrong = next((each for each in given if not isinstance(each, str)), None)
     if wrong is not None:

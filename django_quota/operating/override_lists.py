@@ -46,8 +46,10 @@ def read_list(lines: Iterable[str]) -> list[str]:
         except RuleError as error:
             problems.append(f"Line {number}: {error}")
     if problems:
-        more = f"\n{len(problems) - MAX_PROBLEMS:,} more lines are wrong." if len(problems) > MAX_PROBLEMS else ""
-        raise RuleError("\n".join(problems[:MAX_PROBLEMS]) + more)
+        named, more = problems[:MAX_PROBLEMS], len(problems) - MAX_PROBLEMS
+        if more > 0:
+            named.append("1 more line is wrong." if more == 1 else f"{more:,} more lines are wrong.")
+        raise RuleError("\n".join(named))
     return list(subjects)
 
 

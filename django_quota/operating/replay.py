@@ -74,7 +74,7 @@ class LoggedRequest(HttpRequest):
     @cached_property
     def GET(self) -> QueryDict:  # type: ignore[override]  # noqa: N802 — Django's name
         """The fields of the query."""
-        return QueryDict(self._query, encoding="utf-8")
+        return QueryDict(self._query)
 
     @cached_property
     def COOKIES(self) -> dict[str, str]:  # type: ignore[override]  # noqa: N802 — Django's name
@@ -235,8 +235,8 @@ class Traffic:
         """The plans with their numbers, from 0 on."""
         self.lines = self.requests = self.unreadable = 0
         """The lines of the log, its requests, and the lines that could not be used."""
-        self.begins = self.ends = 0
-        """The first and the last time, even of requests without rules."""
+        self.begins = self.ends = self.latest = 0
+        """The first, the last and the newly read time, even of requests without rules."""
         self.shown: list[Unreadable] = []
 
     def add_request(self, entry: LogLine, key: PlanKey) -> None:
@@ -244,6 +244,7 @@ class Traffic:
         self.requests += 1
         self.begins = min(self.begins or entry.time, entry.time)
         self.ends = max(self.ends, entry.time)
+        self.latest = entry.time
         if key:
             self.times.append(entry.time)
             self.numbers.append(self.plans.setdefault(key, len(self.plans)))
@@ -270,7 +271,7 @@ def read_traffic(lines: Iterable[str], log_format: LogFormat, rules: RuleSet, *,
         if not line or line.isspace():
             continue
         try:
-            entry = log_format.read(line, traffic.times[-1] if traffic.times else 0)
+            entry = log_format.read(line, traffic.latest)
             if adds_peer:  # as the proxy that wrote the log does
                 hops = map(entry.meta.get, ("HTTP_X_FORWARDED_FOR", "REMOTE_ADDR"))
                 entry.meta["HTTP_X_FORWARDED_FOR"] = ", ".join(filter(None, hops))
@@ -379,7 +380,8 @@ def demands(rules: RuleSet, traffic: Traffic) -> dict[str, Demand]:
 def tightest(demand: Demand, limit: Limit) -> int | None:
     """Return the smallest count of a limit that refuses no request; one less refuses some. None if there is none."""
     if limit.algorithm is DISTINCT:
-        found = max([1, *(_most_values(hits, limit.rate.period) for hits in demand.subjects.values() if demand.cost)])
+        counts = (count for hits in demand.subjects.values() for count in _value_counts(hits, limit.rate.period))
+        found = max(counts, default=1)
         return found if found <= MAX_VALUES else None
     subjects = [(_enough(hits, demand.cost, limit), hits.times) for hits in demand.subjects.values()]
     subjects.sort(key=itemgetter(0), reverse=True)  # first the subjects that a low count refuses first
@@ -422,15 +424,14 @@ def _refuses(limit: Limit, times: Sequence[int], cost: int) -> bool:
     return False
 
 
-def _most_values(hits: SubjectDemand, window: int) -> int:
-    """Return the most distinct values that a subject had in a window.
+def _value_counts(hits: SubjectDemand, window: int) -> Iterator[int]:
+    """Yield, for each hit, how many distinct values a subject had in the window that ends with it.
 
     The specification copies all values for each hit. That would take too long here, since a client may have sent any
     number of values.
     """
     known: dict[str, int] = {}
     endings: list[tuple[int, str]] = []
-    most = 0
     for time, value in zip(hits.times, hits.values, strict=True):
         while endings and endings[0][0] <= time:
             ends, old = heappop(endings)
@@ -438,5 +439,4 @@ def _most_values(hits: SubjectDemand, window: int) -> int:
                 del known[old]
         known[value] = ends = max(time + window, known.get(value, 0) + 1)
         heappush(endings, (ends, value))
-        most = max(most, len(known))
-    return most
+        yield len(known)

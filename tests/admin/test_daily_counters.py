@@ -458,10 +458,32 @@ def test_a_cell_is_read_back_as_it_was_escaped(text: str) -> None:
     assert read == [made, made, "7"]
 
 
+@pytest.mark.parametrize(
+    ("value", "escaped"),
+    [
+        *(pytest.param(f"{each}1", f"'{each}1", id=f"begins with {each!r}") for each in RUN),
+        *(pytest.param(f"a{each}=1", f"a{each}'=1", id=f"a formula after {each!r}") for each in ';,|\t\r\n"'),
+        pytest.param("user:a-b+c@example.org=1", "user:a-b+c@example.org=1", id="signs within a word"),
+        pytest.param("a; =1", "a; =1", id="a blank before a sign"),
+        pytest.param("\ud800", "\\ud800", id="half a character"),
+        pytest.param(-7, -7, id="a number"),
+        pytest.param(None, None, id="nothing"),
+    ],
+)
+def test_an_apostrophe_keeps_a_formula_from_running(value: Any, escaped: Any) -> None:
+    assert escape_formula(value) == escaped
+
+
 def test_a_file_is_made_in_parts_of_so_many_rows() -> None:
     parts = list(csv_lines(["number"], ([number] for number in range(5)), 2))
 
     assert parts == ['"number"\r\n', '"0"\r\n"1"\r\n', '"2"\r\n"3"\r\n', '"4"\r\n']
+
+
+def test_a_part_has_two_thousand_rows() -> None:
+    parts = csv_lines(["number"], ([number] for number in range(2_001)))
+
+    assert [part.count("\r\n") for part in parts] == [1, 2_000, 1]
 
 
 @pytest.mark.parametrize(

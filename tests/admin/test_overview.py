@@ -3,8 +3,9 @@
 import re
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import redis
@@ -24,12 +25,12 @@ from django_quota.limiting.metrics import SLOT_TTL
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.activity import (
-    RULES,
-    SLOTS_SHOWN,
-    SUBJECTS_SHOWN,
     DayTotal,
+    RuleActivity,
+    SlotUse,
     _rules,
     activity,
+    running_totals,
     subjects_seen,
 )
 from django_quota.operating.health import Health, _joined, health
@@ -281,7 +282,7 @@ class TestOnRedis:
     @pytest.fixture
     def many_rules(self, redis_cache: None) -> None:
         """More rules than the page has rows, of which one was checked twice."""
-        for number in range(RULES + 5):
+        for number in range(55):
             check("5/m", f"ip:192.0.2.{number}", name=f"rule{number}")
         check("5/m", SUBJECT, name="rule7")
 
@@ -289,8 +290,8 @@ class TestOnRedis:
     def test_the_busiest_rules_have_a_row_each_before_the_rest(self) -> None:
         rules = activity().rules
 
-        assert (len(rules), rules[0].rule, rules[-1].is_rest) == (RULES + 1, "rule7", True)
-        assert sum(rule.total for rule in rules) == RULES + 6
+        assert (len(rules), rules[0].rule, rules[-1].is_rest) == (51, "rule7", True)
+        assert sum(rule.total for rule in rules) == 56
 
     @pytest.fixture
     def busy_site(self, client: Client, raw: redis.Redis, many_rules: None) -> None:
@@ -418,19 +419,88 @@ def test_the_rest_has_what_its_rules_have_taken_ahead() -> None:
     assert (rest.is_rest, rest.allowed, rest.spent) == (True, 4, 3)
 
 
+def test_rules_whose_shadows_let_most_pass_come_first() -> None:
+    counts = {"a:a": 4, "a:r": 3, "b:a": 2, "b:s": 6, "c:p": 1, "c:a": 4}
+
+    found = [(rule.rule, rule.total) for rule in _rules(counts)]
+
+    assert found == [("b", 8), ("a", 7), ("c", 5)]
+
+
+DIGEST = f"~{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("part", "rule", "label"),
+    [
+        pytest.param("search", "search", "search", id="a name"),
+        pytest.param("a%20b", "a b", "a b", id="a name that is escaped"),
+        pytest.param(DIGEST, None, DIGEST, id="a digest of a long name"),
+        pytest.param("*", None, "other", id="the rest"),
+    ],
+)
+def test_an_exporter_calls_a_rule_by_its_name_or_digest(part: str, rule: str | None, label: str) -> None:
+    found = RuleActivity(part)
+
+    assert (found.rule, found.label) == (rule, label)
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "label", "is_full"),
+    [
+        pytest.param("export", 1, "export", False, id="one is free"),
+        pytest.param("export", 2, "export", True, id="none is free"),
+        pytest.param("export", 3, "export", True, id="more than may hold it"),
+        pytest.param(None, 1, "other", False, id="a name that is too long"),
+    ],
+)
+def test_a_slot_is_full_when_as_many_hold_it_as_may(name: str | None, held: int, label: str, is_full: bool) -> None:
+    use = SlotUse("global", name, held, 2)
+
+    assert (use.label, use.is_full) == (label, is_full)
+
+
 @pytest.mark.usefixtures("either_store")
 class TestActivity:
     """What all processes have decided, and which slots they hold."""
 
     def test_the_twenty_subjects_that_were_refused_most_are_listed(self) -> None:
         with freeze(START):
-            for number in range(SUBJECTS_SHOWN + 2):
+            for number in range(22):
                 for _ in range(number + 1):
                     check("0/m", f"user:{number}")
             found = activity().refused
 
         assert [(each.subject, each.count) for each in found[:2]] == [("user:21", 22), ("user:20", 21)]
-        assert len(found) == SUBJECTS_SHOWN
+        assert len(found) == 20
+
+    def test_it_is_of_a_moment_of_the_store(self) -> None:
+        with freeze(START):
+            found = activity()
+
+        assert (found.now, found.day) == (START, date(2025, 11, 21))
+
+    def test_the_slots_that_were_asked_for_last_are_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.operating.activity.MAX_SLOTS_READ", 2)
+        for number, name in enumerate("bca"):
+            with freeze(START + number * MINUTE):
+                slot(name, 2).acquire()
+                get_limiter().metrics.flush()
+        with freeze(START + 2 * MINUTE):
+            found = activity().slots
+
+        assert [use.name for use in found] == ["a", "c"]
+
+    def test_the_running_totals_are_those_of_all_days(self) -> None:
+        for day in (0, 1):
+            with freeze(START + day * DAY):
+                for _ in range(3):
+                    check("2/m", SUBJECT, name="search")
+                slot("export", 2, subject="user:7").acquire()
+                found = running_totals()
+
+        assert [(rule.rule, rule.allowed, rule.refused, rule.minutes) for rule in found.rules] == [("search", 4, 2, [])]
+        assert (found.outages, found.banned, found.slots) == (0, 0, [SlotUse("user:7", "export", 1, 2)])
 
     def test_the_fullest_slots_come_first(self) -> None:
         with freeze(START):
@@ -444,11 +514,11 @@ class TestActivity:
 
     def test_twenty_slots_are_shown(self) -> None:
         with freeze(START):
-            for number in range(SLOTS_SHOWN + 2):
+            for number in range(22):
                 slot(f"slot{number}", 2).acquire()
             found = activity()
 
-        assert (len(found.slots), len(found.fullest_slots)) == (SLOTS_SHOWN + 2, SLOTS_SHOWN)
+        assert (len(found.slots), len(found.fullest_slots)) == (22, 20)
 
     @pytest.mark.parametrize(
         ("later", "held"),
@@ -481,7 +551,7 @@ class TestActivity:
     def test_the_rest_has_all_that_rules_without_a_row_decided(self) -> None:
         shadow = Rule.make("zz-shadow", "1/m", shadow=True)
         with freeze(START):
-            for number in range(RULES):
+            for number in range(50):
                 for _ in range(4):
                     check("9/m", SUBJECT, name=f"busy{number}")
             for _ in range(2):
@@ -539,6 +609,21 @@ class TestActivity:
 
         assert rule.minutes[-1] == (1, 2)
 
+    @pytest.mark.parametrize(
+        ("later", "minutes"),
+        [
+            pytest.param(59, [(1, 0), *[(0, 0)] * 58, (1, 0)], id="in the last of them"),
+            pytest.param(60, [*[(0, 0)] * 59, (1, 0)], id="after them"),
+        ],
+    )
+    def test_a_rule_has_the_last_sixty_minutes(self, later: int, minutes: list[tuple[int, int]]) -> None:
+        for minute in (0, later):
+            with freeze(START + minute * MINUTE):
+                check("9/m", SUBJECT, name="a")
+                (rule,) = activity().rules
+
+        assert rule.minutes == minutes
+
     def test_subjects_that_were_refused_yesterday_are_seen_in_two_days(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_quota.operating.activity.newest_events", lambda *_: [])  # as if others came since
         with freeze(START - DAY):
@@ -556,6 +641,25 @@ class TestActivity:
                     check("0/m", subject)
 
             assert subjects_seen() == ["user:2", "user:3", "user:1"]
+
+    def test_those_of_other_events_are_seen_after_them_once(self) -> None:
+        with freeze(START):
+            for subject in ("user:1", "user:2"):
+                check("5/m", subject, 5)  # a warning
+            check("0/m", "user:2")
+
+            assert subjects_seen() == ["user:2", "user:1"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_the_fifty_bans_that_end_first_are_listed() -> None:
+    with freeze(START):
+        for number in range(51):
+            ban(LOGIN, f"user:{number}", 600 + number)
+        found = activity()
+
+    assert found.banned == 51
+    assert [each.subject for each in found.bans or ()] == [f"user:{number}" for number in range(50)]
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -738,6 +842,37 @@ def test_one_redis_is_one_server() -> None:
 )
 def test_a_redis_is_full_if_it_refuses_writes_for_want_of_memory(refuses: str, is_full: bool) -> None:
     assert Health(0.1, refuses=refuses).is_full is is_full
+
+
+def answering(**info: Any) -> Any:
+    """A store with one Redis, which answers with this INFO, 5 keys and 7 events, and whose PING takes 0.25 s."""
+    store, client = MagicMock(), MagicMock()
+    store.redis.servers.return_value = ["only"]
+    store.server_of.return_value = "only"
+    store.commands.return_value.__enter__.return_value = client
+    client.pipeline.return_value.__enter__.return_value.execute.return_value = [info, 5, 0, 7]
+    return store
+
+
+@pytest.mark.parametrize(
+    ("versions", "version"),
+    [
+        pytest.param({"redis_version": "7.4.0"}, "7.4.0", id="Redis"),
+        pytest.param({"redis_version": "7.2.4", "valkey_version": "8.0.1"}, "Valkey 8.0.1", id="Valkey"),
+    ],
+)
+def test_the_state_of_a_server_is_what_it_answers(
+    versions: dict[str, str], version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter([1.0, 1.25])
+    monkeypatch.setattr("django_quota.operating.health.time", SimpleNamespace(perf_counter=lambda: next(moments)))
+    info = {"uptime_in_seconds": 11, "connected_clients": 12, "used_memory": 13, "maxmemory": 14}
+
+    found = health(answering(**info, **versions, role="master", maxmemory_policy="noeviction"), "quota")
+
+    assert found == Health(
+        0.25, version, role="master", uptime=11, clients=12, used=13, most=14, policy="noeviction", keys=5, events=7
+    )
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from django_quota import check_all, counter, reserve, reserve_all
+from django_quota.core.algorithms import stock
 from django_quota.core.algorithms.stock import KEPT_GRANTS, MAX_GRANTS
 from django_quota.core.flow import run_sync
 from django_quota.exceptions import ConfigurationError, CounterError, QuotaExceeded, RuleError
@@ -352,13 +353,33 @@ class TestOnce:
 class TestWhatIsWrong:
     @pytest.mark.parametrize("name", ["", " ", None, 17, "x" * 201, "é" * 150], ids=repr)
     def test_an_id_that_cannot_be_kept_is_an_error(self, name: Any) -> None:
-        with pytest.raises(ConfigurationError, match="is not the id of a grant"):
+        with pytest.raises(ConfigurationError) as caught:
             CREDITS.grant(ORG, 1, id=name)
 
-    @pytest.mark.parametrize("n", [0, -1, 10**12 + 1, 1.5, True, "9"], ids=repr)
-    def test_a_number_out_of_range_is_an_error(self, n: Any) -> None:
-        with pytest.raises(CounterError):
+        assert str(caught.value) == (
+            f"{name!r} is not the id of a grant: it has 1 to 200 characters. Use, for example, id='order-17'."
+        )
+
+    @pytest.mark.parametrize(
+        ("n", "problem"),
+        [
+            (0, "0 is less than 1. Use 1 or more"),
+            (-1, "-1 is less than 1. Use 1 or more"),
+            (10**12 + 1, "1000000000001 is more than 1000000000000. Use 1000000000000 or less"),
+            (1.5, "1.5 is not a whole number. Use, for example, 1"),
+            (True, "True is not a whole number. Use, for example, 1"),
+            ("9", "'9' is not a whole number. Use, for example, 1"),
+        ],
+        ids=repr,
+    )
+    def test_a_number_out_of_range_is_an_error(self, n: Any, problem: str) -> None:
+        with pytest.raises(CounterError) as caught:
             CREDITS.grant(ORG, n, id="order-17")
+
+        assert str(caught.value) == f"Counter 'credits' of org:7: {problem}"
+
+    def test_a_grant_has_at_most_a_trillion_units(self) -> None:
+        assert CREDITS.grant(ORG, 10**12, id="order-17") == 10**12
 
     @pytest.mark.parametrize("expires", [0, "0s", -1, "1 month", "soon"], ids=repr)
     def test_a_wrong_time_is_an_error(self, expires: Any) -> None:
@@ -369,8 +390,13 @@ class TestWhatIsWrong:
         assert counter("brief", ttl="1d").grant(ORG, 5, id="order-17", expires="1d") == 5
 
     def test_units_that_outlive_their_counter_are_an_error(self) -> None:
-        with pytest.raises(ConfigurationError, match=r"longer than counter 'credits' lives.*ttl='401d'"):
+        with pytest.raises(ConfigurationError) as caught:
             CREDITS.grant(ORG, 1, id="order-17", expires="401d")
+
+        assert str(caught.value) == (
+            "expires='401d' is longer than counter 'credits' lives after a change, 400 days. Give it a longer ttl "
+            "wherever you use it: counter('credits', ttl='401d')."
+        )
 
     def test_a_counter_that_lives_longer_takes_them(self) -> None:
         lasting = counter("credits", ttl="800d")
@@ -427,22 +453,51 @@ class TestMany:
         assert CREDITS.grants(ORG)[0] == Grant("", 9, 9, at(START + HOUR))
 
 
-@in_memory
-def test_too_many_grants_are_an_error() -> None:
-    with freeze(START):
-        for each in range(MAX_GRANTS):
-            CREDITS.grant(ORG, 1, id=f"{each}", expires="1h")
-
-        with pytest.raises(CounterError, match=":grants:credits would have more than 1000 grants"):
-            CREDITS.grant(ORG, 1, id="one more", expires="1h")
-
-        assert CREDITS.get(ORG) == MAX_GRANTS
-
-
 ADDING: dict[str, Callable[[], object]] = {
     "a grant": lambda: CREDITS.grant(ORG, 1, id="one more", expires="1h"),
     "a transfer": lambda: CREDITS.transfer(OTHER, ORG, 1),
 }
+
+
+TOO_MANY = (
+    "Counter 'credits' of org:7: quota:1:{org:7}:grants:credits would have more than 1000 grants that are not used up"
+)
+
+
+@in_memory
+@pytest.mark.parametrize("add", ADDING.values(), ids=ADDING)
+class TestThreeGrantsAtMost:
+    """So the specification counts them; see the next class for as many as there may be."""
+
+    @pytest.fixture(autouse=True)
+    def at_most_three(self, memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr(stock, "MAX_GRANTS", 3)
+        monkeypatch.setattr(stock, "KEPT_GRANTS", 1)
+        with freeze(START):
+            CREDITS.grant(OTHER, 5, id="other", expires="2h")
+            yield
+
+    def test_the_last_one_fits(self, add: Callable[[], object]) -> None:
+        grant_each("a", "b")
+
+        add()
+
+        assert (CREDITS.get(ORG), len(CREDITS.grants(ORG))) == (3, 3)
+
+    def test_one_more_is_an_error_that_changes_nothing(self, add: Callable[[], object]) -> None:
+        grant_each("a", "b", "c")
+
+        with pytest.raises(CounterError) as caught:
+            add()
+
+        assert str(caught.value) == TOO_MANY
+        assert (left(CREDITS), left(CREDITS, OTHER)) == ({"a": 1, "b": 1, "c": 1}, {"other": 5})
+
+
+def grant_each(*names: str) -> None:
+    """Grant a unit for each of these ids."""
+    for name in names:
+        CREDITS.grant(ORG, 1, id=name, expires="1h")
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -468,10 +523,10 @@ class TestAsManyGrantsAsThereMayBe:
             self.put(raw, MAX_GRANTS)
             before = {key: raw.dump(key) for key in raw.scan_iter()}
 
-            with pytest.raises(CounterError, match=":grants:credits would have more than 1000 grants") as error:
+            with pytest.raises(CounterError) as caught:
                 add()
 
-        assert error.value.subject == ORG
+        assert str(caught.value) == TOO_MANY
         assert {key: raw.dump(key) for key in raw.scan_iter()} == before
 
 

@@ -11,11 +11,13 @@ from django.urls import path
 
 from django_quota import Rule, Subject, ban, check, concurrency, limits_of, peek, quota, reset, slot
 from django_quota.core.overrides import Override, OverrideMode
+from django_quota.exceptions import RuleError
 from django_quota.features.counters import calls
 from django_quota.features.events import Event
 from django_quota.features.resets import reset_found
 from django_quota.features.subject_contents import HeldStatus, read_contents
 from django_quota.limiting.flusher import flusher
+from django_quota.operating import inspection
 from django_quota.operating.inspection import (
     LimitStatus,
     RuleChange,
@@ -23,6 +25,7 @@ from django_quota.operating.inspection import (
     bans_begun,
     batches,
     counted_as,
+    load_snapshot,
     longer_subjects,
     possible_tiers,
     preview_override,
@@ -89,7 +92,7 @@ class TestOnEitherStore:
             check("6/30m", "user:1", 3, algorithm="token_bucket")
             limits = status_of("user:1")["limits"]
 
-        found = {(limit["rule"], limit["algorithm"]): limit["used"] for limit in limits if limit["used"]}
+        found = {(limit["rule"], limit["algorithm"]): limit["used"] for limit in limits if "/30m" in limit["rule"]}
         assert found == {("5/30m", "sliding_window"): 2, ("6/30m", "token_bucket"): 3}
 
     def test_a_plain_rate_may_be_written_in_words(self) -> None:
@@ -281,6 +284,116 @@ def test_no_two_tiers_of_a_rule_are_read_in_one_call() -> None:
     assert list(batches(["a", "b"], [["c1", "c2"], ["d1"]])) == [["a", "b"], ["c1", "d1"], ["c2"]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "subject", "user", "method", "is_found"),
+    [
+        pytest.param("refused", "user:7", None, "GET", True, id="a refusal"),
+        pytest.param("banned", "user:7", "user:1", "", True, id="a ban that somebody set"),
+        pytest.param("near", "user:7", None, "GET", False, id="another kind of event"),
+        pytest.param("refused", SUBJECT, "user:7", "GET", True, id="a refusal of the user's address"),
+        pytest.param("banned", SUBJECT, "user:7", "", False, id="a ban that the user set"),
+        pytest.param("refused", SUBJECT, None, "GET", False, id="a refusal of another subject"),
+        pytest.param("refused", SUBJECT, "user:8", "GET", False, id="a refusal of another user"),
+    ],
+)
+def test_refusals_are_those_of_a_subject_and_of_the_requests_of_a_user(
+    kind: str, subject: str, user: str | None, method: str, is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = replace(event(kind, "search", subject), user=user, method=method, path=method and "/")
+    monkeypatch.setattr(inspection, "newest_events", lambda *_: [newest])
+
+    assert recent_refusals("user:7") == ([newest] if is_found else [])
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestRulesThatCannotCountTheSubject:
+    @pytest.fixture(autouse=True)
+    def by_user(self, rules: None, memory_store: None, settings: Any) -> None:
+        tiers = {"free": "5/m", "pro": None}
+        settings.QUOTA["RULES"] = {"plans": {"rate": tiers, "tier": lambda _: "free", "key": "user"}, "all": "9/m"}
+
+    def test_they_say_whom_they_count(self) -> None:
+        found = load_snapshot("org:7")
+
+        assert found.elsewhere == {"plans": "plans counts by user.", "viewed": "viewed counts by ip."}
+        assert ([limit.rule for limit in found.limits], found.unread) == (["all"], {})
+
+    def test_they_are_read_for_whom_they_count(self) -> None:
+        found = load_snapshot("user:7")
+
+        assert found.elsewhere == {"viewed": "viewed counts by ip."}
+        assert [(limit.rule, limit.tier) for limit in found.limits] == [("plans", "free"), ("all", "")]
+        assert found.unread == {"plans (pro)": "it is unlimited"}
+
+
+def no_day(subject: str) -> Any:
+    raise ValueError("no day")
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_rule_says_why_its_periods_cannot_be_read(settings: Any) -> None:
+    month = {"rate": "5/month", "algorithm": "calendar", "starts": f"{__name__}.no_day"}
+    settings.QUOTA["RULES"] = {
+        "month": month,
+        "tiers": {**month, "rate": {"free": "5/month"}, "tier": lambda _: "free"},
+    }
+
+    assert load_snapshot("user:7").unread == {
+        "month": "starts=: ValueError: no day",
+        "tiers (free)": "starts=: ValueError: no day",
+    }
+
+
+@pytest.mark.parametrize(
+    ("rules", "problem"),
+    [
+        pytest.param(
+            ["search", "login"], "The rules are login, search. A rate, such as '10/m', is a rule too.", id="unlike any"
+        ),
+        pytest.param(["reports", "export"], "The rules are export, reports. Did you mean 'reports'?", id="near"),
+        pytest.param([], "A rate, such as '10/m', is a rule too.", id="no rules"),
+    ],
+)
+@pytest.mark.usefixtures("memory_store")
+def test_a_name_that_is_not_a_rule_is_an_error(rules: list[str], problem: str, settings: Any) -> None:
+    settings.ROOT_URLCONF = ()
+    settings.QUOTA["RULES"] = dict.fromkeys(rules, "5/m")
+
+    with pytest.raises(RuleError) as caught:
+        load_snapshot("user:7", ["report"])
+
+    assert str(caught.value).split() == f"There is no rule 'report'. {problem}".split()
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("blocked_for", "wait"), [(60, 3_600.0), (7_200, 7_200.0)], ids=["the limit for longer", "the block for longer"]
+)
+def test_a_block_and_a_limit_refuse_until_the_later_ends(blocked_for: int, wait: float) -> None:
+    with freeze(START):
+        check("banning", SUBJECT)
+        override(f"b 0 {START + blocked_for * SECOND} ", "banning", SUBJECT)
+
+        (limit,) = load_snapshot(SUBJECT, ["banning"]).limits
+
+    assert (limit.why, limit.retry_after) == ("blocked", wait)
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("limits", [(3, 5), (5, 3)], ids=["the larger first", "the smaller first"])
+def test_a_slot_has_the_largest_limit_that_was_asked_for(limits: tuple[int, int]) -> None:
+    with freeze(START):
+        for number in limits:
+            with freeze(START + number):
+                slot("export", number, subject=SUBJECT).acquire()
+        slot("export", 9, subject="user:7").acquire()
+        flusher.flush()
+
+        (held,) = load_snapshot(SUBJECT).leases
+
+    assert (held.name, held.limit, held.number) == ("export", 5, 2)
+
+
 LIMIT = LimitStatus("search", "5/m", "sliding_window", 5, 0, 5, 0.0, 0.0, "", "key")
 
 
@@ -385,7 +498,11 @@ class TestThePreviewOfAnOverride:
 
         (change,) = previews(SUBJECT, "search", "rate", "2000000/m").values()
 
-        assert (bool(change.problem), change.then) == (True, [])
+        assert change.then == []
+        assert change.problem == (
+            "'2000000/m' is not a rate: distinct= keeps every value, and so takes at most 10000 (at position 0). "
+            "counter(...).unique() estimates larger numbers."
+        )
 
     def test_an_unknown_rule_is_reported(self) -> None:
         found = preview_override(SUBJECT, Override(7, SUBJECT, "gone", "exempt", ""))
@@ -429,6 +546,14 @@ class TestLongerSubjects:
         reset("login", free)
 
         assert self.found() == [(refused, "login"), (free, None)]
+
+    def test_to_look_at_them_takes_nothing(self) -> None:
+        pair = f"{SUBJECT}+{self.name('a')}"
+        self.refuse(pair)
+        reset("login", pair)
+
+        assert self.found() == [(pair, None)]
+        assert check("login", pair).allowed
 
     def test_subjects_of_others_are_left_out(self) -> None:
         self.refuse(f"ip:198.51.100.7+{self.name('a')}")
@@ -488,6 +613,16 @@ class TestAnOrganization:
         check("burst", "org:7", tier=tier)
 
         assert self.tiers() == [tier]
+
+    def test_the_tier_of_its_last_request_is_known_to_be_that(self) -> None:
+        def known() -> list[bool]:
+            return [limit.is_last_tier for limit in load_snapshot("org:7").limits if limit.rule == "burst"]
+
+        assert known() == [False, False]
+
+        check("burst", "org:7", tier="authenticated")
+
+        assert known() == [True]
 
     def test_its_limits_are_those_of_its_last_request(self) -> None:
         check("burst", "org:7", tier="authenticated")

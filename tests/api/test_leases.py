@@ -40,10 +40,12 @@ def test_a_lease_lasts_until_its_last_microsecond() -> None:
 @each_act
 def test_a_lease_that_has_ended_is_lost(act: Callable[[Lease], Any]) -> None:
     with freeze(START):
-        lease = lock("export").acquire()
+        lease = lock("export", subject="user:7").acquire()
 
-    with freeze(END), pytest.raises(LeaseLost, match="slot 'export'"):
+    with freeze(END), pytest.raises(LeaseLost) as lost:
         act(lease)
+
+    assert (lost.value.slot, lost.value.subject) == ("export", "user:7")
 
 
 @each_act

@@ -14,7 +14,7 @@ from django.urls import ResolverMatch, path
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from django_quota import quota
+from django_quota import check, quota
 from django_quota.exceptions import RuleError
 from django_quota.operating import lookup
 from django_quota.operating import who_counts as counting
@@ -46,10 +46,11 @@ from django_quota.subjects.subject import login_subject, session_subject
 from tests.support.calls import subject_of
 
 
-@pytest.mark.parametrize("key", ["json:phone", "json:user.phone", "kwarg:pk"])
+@pytest.mark.parametrize("key", ["json:phone", "json:user.phone", "kwarg:pk", "get:phone", "header:X-Phone"])
 def test_a_typed_value_becomes_the_subject_of_a_request_that_sends_it(key: str) -> None:
     body = {"phone": "+1 555", "user": {"phone": " +1 555 "}}
-    request = RequestFactory().post("/", body, content_type="application/json", REMOTE_ADDR="127.0.0.1")
+    sent: Any = {"REMOTE_ADDR": "127.0.0.1", "HTTP_X_PHONE": "+1 555"}
+    request = RequestFactory().post("/?phone=%2B1+555", body, content_type="application/json", **sent)
     request.resolver_match = ResolverMatch(print, (), {"pk": "+1 555"})
     subject = subject_of(("ip", key), request)
 
@@ -63,7 +64,8 @@ def test_a_typed_value_becomes_the_subject_of_a_request_that_sends_it(key: str) 
         ("user:1+device:7", "user:1+device:7"), ("key.a.b:c%2Bd+path:/x y", "key.a.b:c%2Bd+path:/x y"),
         ("path:/c%2B%2B/+ip:2001:DB8::7+global", "path:/c%2B%2B/+ip:2001:db8::/64+global"),
         ("path:/c++/100%", "path:/c%2B%2B/100%25"), ("kwarg:pk=a+b%", "kwarg.pk:a%2Bb%25"),
-        ("path:/%FF", "path:/%25FF"), ("user:ann+shop@example.org", "user:ann%2Bshop@example.org"),
+        ("path:/%FF", "path:/%25FF"), ("path:/a%20b", "path:/a b"),
+        ("user:ann+shop@example.org", "user:ann%2Bshop@example.org"),
         ("127.0.0.1+session=abc", f"ip:127.0.0.1+{session_subject('abc')}"),
         ("user:7+session=abc", f"user:7+{session_subject('abc')}"),
     ],
@@ -126,6 +128,13 @@ def test_an_error_says_what_to_write(text: str, problem: str) -> None:
         pytest.param("2001:db8::7/32", "ip:2001:db8::/32", id="a network of IPv6"),
         pytest.param("*", "*", id="everybody"),
         pytest.param("org:*", "org:*", id="a kind"),
+        pytest.param("ip:*", "ip:*", id="all addresses"),
+        pytest.param("ip:198.51.100.0/24+user:7", "ip:198.51.100.0/24+user:7", id="a network and a user"),
+        pytest.param(
+            "198.51.100.0/24+post:phone=5",
+            f"ip:198.51.100.0/24+{parse_subject_input('post:phone=5')}",
+            id="a network and a value",
+        ),
         pytest.param("203.0.113.9", "ip:203.0.113.9", id="an address"),
         pytest.param("post:phone=+1 5:*", parse_subject_input("post:phone=+1 5:*"), id="a value that ends like a kind"),
         pytest.param("login:username=Ann", login_subject("Ann"), id="a failed login"),
@@ -146,6 +155,7 @@ def test_typed_texts_become_subjects_of_overrides(text: str, meant: str) -> None
         pytest.param("ip:203.0.113.9", False, True, id="an address"),
         pytest.param("ip:203.0.113.9+path:/a", False, True, id="an address at a path"),
         pytest.param("path:/a", False, True, id="a path"),
+        pytest.param("ip:nowhere", False, True, id="not an address"),
     ],
 )
 def test_a_group_has_a_page_if_a_rule_counts_by_it(
@@ -170,7 +180,10 @@ def test_a_group_has_a_page_if_a_rule_counts_by_it(
 def test_only_a_network_that_no_rule_counts_by_gets_a_hint(subject: str, is_hint: bool, settings: Any) -> None:
     settings.QUOTA = {"RULES": {"near": {"rate": "5/m", "key": "ip/28,64"}}}
 
-    assert bool(network_hint(subject)) is is_hint
+    hint = (
+        f'No request has the subject "{subject}": it is a network. Use one address. IPv6 addresses count by their /64.'
+    )
+    assert network_hint(subject) == (hint if is_hint else "")
 
 
 @pytest.mark.parametrize(
@@ -184,6 +197,12 @@ def test_only_a_network_that_no_rule_counts_by_gets_a_hint(subject: str, is_hint
             "'ip:203.0.113.9/30' is smaller than a /24, and all addresses of a /24 count as one client. Use "
             "'ip:203.0.113.0/24'.",
             id="smaller",
+        ),
+        pytest.param(
+            "2001:db8::7/80",
+            "'2001:db8::7/80' is smaller than a /64, and all addresses of a /64 count as one client. Use "
+            "'ip:2001:db8::/64'.",
+            id="smaller of IPv6",
         ),
     ],
 )
@@ -243,14 +262,35 @@ class TestNamesOfUsers:
     def test_a_name_means_the_user_the_failed_logins_and_itself(self, ann: User) -> None:
         assert subjects_meant(" Ann ") == {f"user:{ann.pk}", login_subject("Ann"), "Ann"}
 
+    def test_a_name_means_the_related_subjects_of_the_user(self, ann: User, settings: Any) -> None:
+        settings.QUOTA = {"RELATED": lambda user: [f"org:{user.username}"]}
+
+        assert subjects_meant("Ann") == {f"user:{ann.pk}", "org:Ann", login_subject("Ann"), "Ann"}
+
     def test_an_address_means_only_itself(self) -> None:
         assert subjects_meant("203.0.113.9") == {"ip:203.0.113.9"}
 
     def test_a_subject_means_only_itself(self) -> None:
         assert subjects_meant("org:7") == {"org:7"}
 
-    def test_an_address_is_found_as_a_subject(self) -> None:
-        assert find_subjects(" 203.0.113.9 ", with_users=True) == [SubjectMatch("ip:203.0.113.9")]
+    @pytest.mark.parametrize(
+        ("text", "subject"),
+        [
+            pytest.param(" 203.0.113.9 ", "ip:203.0.113.9", id="an address"),
+            pytest.param("org:7", "org:7", id="a kind with a value"),
+            pytest.param("global", "global", id="everybody"),
+        ],
+    )
+    def test_a_subject_is_found_as_it_is(self, text: str, subject: str) -> None:
+        User.objects.create_user("global")
+
+        assert find_subjects(text, with_users=True) == [SubjectMatch(subject)]
+
+    def test_a_user_is_found_with_the_subject(self, ann: User) -> None:
+        assert find_subjects(" ann ", with_users=True) == [SubjectMatch(f"user:{ann.pk}", ann)]
+
+    def test_a_name_that_nobody_has_is_found_as_a_guess(self) -> None:
+        assert find_subjects("bob", with_users=True) == [SubjectMatch("bob", is_guess=True)]
 
     def test_a_blank_search_says_what_to_type(self) -> None:
         with pytest.raises(RuleError) as caught:
@@ -310,6 +350,11 @@ class TestNamesOfUsers:
             login_subject("bob"): "bob",
         }  # fmt: skip
 
+    def test_of_two_ways_to_write_a_login_the_name_is_shown(self) -> None:
+        names = login_names([User(username="ANN@example.org", email="ann@example.org")])
+
+        assert names == {login_subject("ann@example.org"): "ANN@example.org"}
+
     def test_the_digest_of_a_login_is_that_of_a_given_user(self, ann: User, django_assert_num_queries: Any) -> None:
         subject = login_subject("Ann")
 
@@ -332,6 +377,16 @@ class TestNamesOfUsers:
         found = [login_names_among([subject], []) for _ in range(2)]
 
         assert found == [{}, {subject: "bob"}]
+
+    def test_only_the_names_of_one_minute_stay_in_memory(
+        self, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+    ) -> None:
+        times = iter([60.0, 120.0, 60.0])
+        monkeypatch.setattr(lookup, "time", SimpleNamespace(monotonic=lambda: next(times)))
+
+        with django_assert_num_queries(3):
+            for _ in range(3):
+                login_names_among([login_subject("bob")], [])
 
     def test_the_names_of_the_newest_users_are_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lookup, "MAX_LOGIN_USERS", 1)
@@ -419,7 +474,7 @@ class TestUsers:
     def test_a_search_finds_users_in_full_or_else_by_how_they_begin(self) -> None:
         ann, anna = (User.objects.create_user(name, f"{name}@example.org") for name in ("ann", "anna"))
         expected: dict[str, set[Any]] = {
-            "ann": {ann}, "an": {ann, anna}, "anna@e": {anna}, str(anna.pk): {anna}, "n": {None}
+            "ann": {ann}, "ANN": {ann}, "an": {ann, anna}, "anna@e": {anna}, str(anna.pk): {anna}, "n": {None}
         }  # fmt: skip
 
         found = {text: {match.user for match in find_subjects(text, with_users=True)} for text in expected}
@@ -461,12 +516,33 @@ def test_a_search_finds_at_most_twenty_users() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize(("length", "queries"), [(320, 1), (321, 0)])
-def test_a_user_is_looked_up_by_a_string_of_at_most_320_characters(
-    length: int, queries: int, django_assert_num_queries: Any
+@pytest.mark.parametrize(
+    ("text", "queries"),
+    [
+        pytest.param("a" * 320, 1, id="320 characters"),
+        pytest.param("a" * 321, 0, id="321 characters"),
+        pytest.param("a\0b", 0, id="a null character"),
+        pytest.param("a\ud800", 0, id="half a character"),
+    ],
+)
+def test_a_user_is_looked_up_by_a_short_string_that_a_database_can_hold(
+    text: str, queries: int, django_assert_num_queries: Any
 ) -> None:
     with django_assert_num_queries(queries):
-        assert find_users("a" * length) == []
+        assert find_users(text) == []
+
+
+class Lags:
+    def db_for_read(self, *_: Any, **__: Any) -> str:
+        return "replica"  # there is none: whoever asks it fails
+
+
+@pytest.mark.django_db
+def test_a_new_user_is_found_though_a_replica_lags(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [Lags()]
+    ann = User.objects.create_user("ann")
+
+    assert (find_users("ann"), user_of(f"user:{ann.pk}")) == ([ann], ann)
 
 
 @pytest.mark.parametrize(
@@ -489,27 +565,57 @@ def test_the_networks_around_an_address_come_smallest_first(subject: str, networ
 class TestRelatedSubjects:
     USER: Any = User(pk=7)
 
+    @staticmethod
+    def of_numbers(user: User) -> Any:
+        return ["org:1", 42, 43]
+
     def test_at_most_ten_are_read(self, settings: Any) -> None:
         settings.QUOTA = {"RELATED": lambda user: [f"org:{number}" for number in range(11)]}
 
         assert related_subjects(self.USER) == [f"org:{number}" for number in range(10)]
+
+    def test_without_a_function_of_the_site_there_are_none(self) -> None:
+        assert related_subjects(self.USER) == []
+
+    def test_each_is_named_as_requests_name_it(self, settings: Any) -> None:
+        settings.QUOTA = {"RELATED": lambda user: ["ip:2001:DB8::7"]}
+
+        assert related_subjects(self.USER) == ["ip:2001:db8::/64"]
 
     def test_each_is_named_once_without_the_user(self, settings: Any) -> None:
         settings.QUOTA = {"RELATED": lambda user: ["org:1", "user:7", "org:2", "org:1"]}
 
         assert related_subjects(self.USER) == ["org:1", "org:2"]
 
-    def test_a_function_that_fails_is_an_error_that_says_so(self, settings: Any) -> None:
-        settings.QUOTA = {"RELATED": lambda user: 1 / 0}
+    @pytest.mark.parametrize(
+        ("error", "said"),
+        [
+            pytest.param(LookupError("no such account"), ": no such account", id="without a full stop"),
+            pytest.param(LookupError("No such account."), ": No such account", id="with a full stop"),
+            pytest.param(LookupError(), "", id="without words"),
+        ],
+    )
+    def test_a_function_that_fails_is_an_error_that_says_so(self, error: Exception, said: str, settings: Any) -> None:
+        settings.QUOTA = {"RELATED": Mock(side_effect=error, __module__="shop", __qualname__="owners")}
 
-        with pytest.raises(RuleError, match="raised ZeroDivisionError for user:7: division by zero"):
+        with pytest.raises(RuleError) as caught:
             related_subjects(self.USER)
+
+        assert str(caught.value) == (
+            f'shop.owners, QUOTA["RELATED"], raised LookupError for user:7{said}. Return a list of subjects, such as '
+            "[Subject('org', 7)]."
+        )
 
     def test_a_result_that_is_not_a_subject_is_an_error_that_names_it(self, settings: Any) -> None:
-        settings.QUOTA = {"RELATED": lambda user: ["org:1", 42]}
+        settings.QUOTA = {"RELATED": self.of_numbers}
 
-        with pytest.raises(RuleError, match="returned 42 for user:7"):
+        with pytest.raises(RuleError) as caught:
             related_subjects(self.USER)
+
+        assert str(caught.value) == (
+            f'{__name__}.TestRelatedSubjects.of_numbers, QUOTA["RELATED"], returned 42 for user:7. Return subjects: '
+            "Subject('org', 7), or 'org:7'."
+        )
 
 
 def view(request: object) -> HttpResponse:
@@ -527,21 +633,35 @@ def keyed(settings: Any) -> None:
         "form": ("ip", "post:username"),
     }  # fmt: skip
     rules: dict[str, Any] = {name: {"rate": "5/m", "key": key} for name, key in keys.items()}
-    settings.QUOTA = {"RULES": {**rules, "import": "5/m"}}
+    settings.QUOTA = {"RULES": {**rules, "import": "5/m", "5/min": "7/m"}}
     settings.ROOT_URLCONF = (path("", quota("5/m", name="view")(view)),)
 
 
 @pytest.mark.usefixtures("keyed")
 @pytest.mark.parametrize(
-    ("subject", "rule"),
+    ("subject", "rule", "meant"),
     [
-        ("user:3", "signup"), ("user:*", "signup"), ("org:42", "api"), ("header.x-other:abc", "devices"),
-        ("header.x-a:abc", "tenants"), ("ip:203.0.113.9", "all"), ("ip:198.51.100.0/24", "form"), ("user:3", "view"),
+        ("user:3", "signup", "ip"), ("user:*", "signup", "ip"), ("org:42", "api", "user"),
+        ("header.x-other:abc", "devices", "header:X-Device"), ("ip:203.0.113.9", "all", "global"),
+        ("header.x-a:abc", "tenants", "tests.api.test_lookup.by_tenant"),
+        ("ip:198.51.100.0/24", "form", "ip+post:username"), ("user:3", "view", "ip"),
     ],
 )  # fmt: skip
-def test_a_subject_that_the_key_of_a_rule_never_gives_is_a_problem(subject: str, rule: str) -> None:
-    (problem,) = override_problems(rule, subject, with_users=False)
-    assert problem.startswith(f'No request has the subject "{subject}" under the rule "{rule}", which limits "')
+def test_a_subject_that_the_key_of_a_rule_never_gives_is_a_problem(subject: str, rule: str, meant: str) -> None:
+    assert override_problems(rule, subject, with_users=False) == [
+        f'No request has the subject "{subject}" under the rule "{rule}", which limits "{meant}".'
+    ]
+
+
+@pytest.mark.usefixtures("keyed", "memory_store")
+def test_a_problem_shows_subjects_that_the_rule_has_counted(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
+    check("tenants", "org:7", 6)
+
+    assert override_problems("tenants", "user:1", with_users=False) == [
+        'No request has the subject "user:1" under the rule "tenants", which limits "tests.api.test_lookup.by_tenant".',
+        "Subjects look like org:7.",
+    ]
 
 
 @pytest.mark.usefixtures("keyed")
@@ -552,6 +672,7 @@ def test_a_subject_that_the_key_of_a_rule_never_gives_is_a_problem(subject: str,
         ("user:3", "api"), ("user:*", "api"), ("ip:203.0.113.9", "api"), ("header.x-device:*", "devices"),
         ("org:7", "tenants"), ("key.tests.api.test_lookup.by_tenant:7", "tenants"), ("global", "all"),
         ("ip:203.0.113.9+post.username:abc", "form"), ("org:42", "import"), ("ip:203.0.113.9", "view"),
+        ("org:7", "5/m"), ("org:7", "5/min"),
     ],
 )  # fmt: skip
 def test_an_override_that_may_have_an_effect_has_no_problem(subject: str, rule: str) -> None:
@@ -565,6 +686,14 @@ def test_an_override_that_may_have_an_effect_has_no_problem(subject: str, rule: 
     [
         pytest.param("api", "user:3", 'There is no user with the key "3".', id="user"),
         pytest.param("ap", "*", '"ap" is not a rule of the settings or the views. Did you mean "api"?', id="rule"),
+        pytest.param("5 per minute", "*", '"5 per minute" is not a rule of the settings or the views.', id="rate"),
+        pytest.param(
+            "*",
+            "ip:2001:db8::/80",
+            "'ip:2001:db8::/80' is smaller than a /64, and all addresses of a /64 count as one client. Use "
+            "'ip:2001:db8::/64'.",
+            id="network",
+        ),
     ],
 )
 def test_an_override_of_an_unknown_one_has_a_problem(rule: str, subject: str, problem: str) -> None:
@@ -574,7 +703,10 @@ def test_an_override_of_an_unknown_one_has_a_problem(rule: str, subject: str, pr
 @pytest.mark.django_db
 @pytest.mark.usefixtures("keyed")
 def test_an_override_may_have_two_problems() -> None:
-    assert len(override_problems("ap", "user:3")) == 2
+    assert override_problems("ap", "user:3") == [
+        'There is no user with the key "3".',
+        '"ap" is not a rule of the settings or the views. Did you mean "api"?',
+    ]
 
 
 @pytest.mark.django_db

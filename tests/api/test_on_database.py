@@ -372,6 +372,12 @@ class TestRoundsOfASweep:
     def test_each_lease_that_has_ended_is_counted(self) -> None:
         assert self.swept(Event()).leases == 2
 
+    def test_its_report_has_each_number(self) -> None:
+        found = self.swept(Event()).as_json()
+
+        assert 0 < found.pop("seconds") < 60
+        assert found == {"states": 5, "bans": 0, "events": 0, "leases": 2, "complete": True}
+
     def test_each_lease_and_each_round_but_the_last_is_followed_by_a_pause(self) -> None:
         stop = Mock(spec=Event, **{"is_set.return_value": False})
 

@@ -20,7 +20,7 @@ from django_quota.engine.compiled import CompiledRule
 from django_quota.limiting import prefetch
 from django_quota.limiting.metrics import observe, unobserve
 from django_quota.limiting.registry import get_limiter
-from django_quota.operating.activity import running_totals
+from django_quota.operating.activity import activity, running_totals
 from django_quota.operating.inspection import load_snapshot
 from django_quota.signals import near_limit
 from django_quota.testing import clear, freeze
@@ -389,6 +389,14 @@ class TestACallThatIsSpent:
         calls = len(asked)
         (rule,) = running_totals().rules
         assert (rule.rule, rule.allowed, rule.spent) == ("hot", 50, 50 - calls)
+
+    def test_is_counted_in_its_minute(self) -> None:
+        with freeze(START):
+            allowed(50)
+
+            (rule,) = activity().rules
+
+        assert (rule.minutes[-1], rule.rate) == ((50, 0), 50)
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -309,7 +309,9 @@ class TestRounds:
         own._renew_due()
 
         assert [lease.renewals for lease in leases] == [1, 1]
-        assert "A lease could not be renewed; the next round tries again." in caplog.text
+        assert [(each.name, each.getMessage(), each.exc_info is None) for each in caplog.records] == [
+            ("django_quota.slots", "A lease could not be renewed; the next round tries again.", False)
+        ] * 2
 
     def test_an_error_of_the_log_ends_no_later_renewal(
         self, moments: list[float], monkeypatch: pytest.MonkeyPatch

@@ -22,11 +22,11 @@ from django.test import override_settings
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from django_quota import Rule, ausage, check, reserve
+from django_quota import Rule, ausage, check, reserve, usage_lines
 from django_quota import usage as bill_of
 from django_quota.exceptions import RuleError, StoreUnavailable
-from django_quota.features.usage.days import last_tiers, recent_days, recent_usage, total, waiting
-from django_quota.features.usage.rollup import move, roll_up
+from django_quota.features.usage.days import last_tiers, recent_days, recent_usage, subjects_of_rules, total, waiting
+from django_quota.features.usage.rollup import move, preview, roll_up
 from django_quota.management.commands import quota_rollup
 from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
@@ -38,7 +38,8 @@ from tests.support.outages import mostly_late, no_answer
 from tests.support.steps import START
 from tests.support.stores import caches, current_store
 
-TODAY = datetime.now(UTC).date()
+MOMENT = datetime.now(UTC)
+TODAY = MOMENT.date()
 
 
 def rolled(batch: int = 500) -> dict[str, int]:
@@ -296,6 +297,21 @@ class TestMoving:
             assert [count.units for rules in recent_usage("user:7").values() for count in rules.values()] == [3]
             assert bill_of("user:7", date(2025, 11, 21), date(2025, 11, 22))
 
+    def test_a_replica_that_lags_leaves_out_no_line(self, a_replica_lags: Rule) -> None:
+        with freeze(START):
+            (line,) = usage_lines(date(2025, 11, 21), date(2025, 11, 22))
+
+        assert (line.subject, line.units) == ("user:7", 3)
+
+    def test_a_replica_that_lags_leaves_out_no_subject_of_a_rule(self, a_replica_lags: Rule) -> None:
+        assert subjects_of_rules(["tiered"], 1) == [("tiered", "user:7")]
+
+    def test_a_replica_that_lags_changes_no_preview(self, a_replica_lags: Rule) -> None:
+        with freeze(START):
+            check(a_replica_lags, "user:7", 2, tier="pro")
+
+            assert [done.units for done in preview(current_store())] == [2]
+
     def test_a_replica_that_lags_leaves_out_no_tier(self, a_replica_lags: Rule) -> None:
         with freeze(START):
             assert last_tiers([a_replica_lags], "user:7") == {"tiered": "pro"}
@@ -325,6 +341,23 @@ class TestMoving:
         assert bill_of("org:1", october, november, "month") == {october: {"api": (2, 0, 32)}}
         assert list(bill_of("org:1", october, november)) == [october, date(2025, 10, 31)]
 
+    def test_without_the_database_recent_usage_has_what_the_store_counts(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        check("9/h", "user:1", 4)
+
+        with connection.execute_wrapper(gone):
+            (rules,) = recent_usage("user:1").values()
+
+        assert rules == {"9/h": (1, 0, 4)}
+        assert [(each.name, each.levelname, each.getMessage()) for each in caplog.records] == [
+            (
+                "django_quota.usage",
+                "WARNING",
+                "Usage does not include the days in the database, which does not answer: the server went away",
+            )
+        ]
+
     def test_a_bill_needs_the_store(self) -> None:
         with no_answer(), pytest.raises(StoreUnavailable):
             bill_of("org:1", TODAY, TODAY + timedelta(days=1))
@@ -334,17 +367,35 @@ class TestMoving:
             bill_of("org:1", TODAY, TODAY + timedelta(days=1))
 
     @pytest.mark.parametrize(
-        ("arguments", "words"),
+        ("arguments", "problem"),
         [
-            pytest.param((7, date.min, TODAY), "not a subject", id="no subject"),
-            pytest.param(("a:1", TODAY, TODAY), "not after", id="no day"),
-            pytest.param(("a:1", datetime.now(UTC), TODAY), "not a date", id="a moment"),
-            pytest.param(("a:1", date.min, TODAY, "week"), "'week'", id="weeks"),
+            pytest.param(
+                (7, date.min, TODAY),
+                "7 is not a subject. Use a string such as 'ip:203.0.113.9', or a user.",
+                id="no subject",
+            ),
+            pytest.param(
+                ("a:1", TODAY, TODAY),
+                f"until={TODAY!r} is not after since={TODAY!r}. The day `until` is not part of the usage.",
+                id="no day",
+            ),
+            pytest.param(
+                ("a:1", MOMENT, TODAY),
+                f"since={MOMENT!r} is not a date. Use, for example, since=date(2026, 11, 1).",
+                id="a moment",
+            ),
+            pytest.param(
+                ("a:1", date.min, TODAY, "week"),
+                "by='week' is not 'day', 'month' or 'period'. Use, for example, by='month'.",
+                id="weeks",
+            ),
         ],
     )
-    def test_a_bill_names_a_wrong_argument(self, arguments: Any, words: str) -> None:
-        with pytest.raises(RuleError, match=words):
+    def test_a_bill_names_a_wrong_argument(self, arguments: Any, problem: str) -> None:
+        with pytest.raises(RuleError) as caught:
             bill_of(*arguments)
+
+        assert str(caught.value) == problem
 
     def test_a_database_that_takes_two_names_for_one_is_a_clear_error(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -353,8 +404,12 @@ class TestMoving:
         count(raw, "user:1", {"search": (3, 1, 6)}, TODAY)
         with monkeypatch.context() as patch:
             patch.setattr(QuerySet, "bulk_create", lambda *_, **__: None)
-            with pytest.raises(CommandError, match="utf8mb4_bin"):
+            with pytest.raises(CommandError) as caught:
                 rolled()
+        assert str(caught.value).endswith(
+            "The database confuses the row of 'user:1' and 'search' with another one. Give the columns subject and "
+            "rule a collation that compares bytes, such as utf8mb4_bin."
+        )
         assert rolled() == {"days": 1, "rows": 1, "allowed": 3, "refused": 1, "units": 9}
         assert rolled() == {}
 

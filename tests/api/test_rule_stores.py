@@ -387,6 +387,24 @@ def test_a_scan_shows_rates_that_only_a_call_counts_in_the_database() -> None:
     assert [(limit.rule, limit.used) for limit in limits] == [("4/w", 3)]
 
 
+@pytest.mark.usefixtures("bursts")
+def test_a_rate_that_has_warned_in_the_database_is_shown_without_a_scan() -> None:
+    check(Rule.make("6/30m", "6/30m", store="database", daily=False), "user:1", 5)
+
+    limits = [limit for limit in load_snapshot("user:1").limits if limit.used]
+
+    assert [(limit.rule, limit.used) for limit in limits] == [("6/30m", 5)]
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_scan_shows_which_unknown_rules_the_database_counts() -> None:
+    check(Rule.make("exports", "6/d", store="database", daily=False), "user:1")
+
+    found = load_snapshot("user:1", scan=True)
+
+    assert (found.counted, [name for name in found.unread if name == "exports"]) == (["exports"], ["exports"])
+
+
 def test_counts_stay_when_the_site_moves_to_another_redis(settings: Any, states_on_sqlite: str) -> None:
     settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "KEY_PREFIX": "shop"}}
     settings.QUOTA = {"DATABASE": states_on_sqlite}

@@ -253,8 +253,13 @@ class TestTheLastMoment:
             CREDITS.set(ORG, 1_000)
             text = reserve(CREDITS, ORG, 900).dumps()
 
-        with freeze(START + WEEK), pytest.raises(RuleError, match="more than seven days ago"):
+        with freeze(START + WEEK), pytest.raises(RuleError) as caught:
             Reservation.loads(text).settle(200)
+
+        assert str(caught.value) == (
+            "The estimate of 'credits' was spent more than seven days ago. It stays counted: settle a reservation "
+            "with a string within seven days."
+        )
 
     def test_until_then_a_second_settlement_changes_nothing(self) -> None:
         with freeze(START):

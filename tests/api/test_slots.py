@@ -3,6 +3,7 @@
 import asyncio
 import math
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,14 @@ class TestWhoGetsIn:
 
         second = lock("export").acquire()
         assert tokens(lock("export")) == [second.token]
+
+    def test_each_holder_has_a_name_that_nobody_guesses(self) -> None:
+        export = slot("export", 2)
+
+        names = {export.acquire().token for _ in range(2)}
+
+        assert len(names) == 2
+        assert all(re.fullmatch("[0-9a-f]{16}", name) for name in names)
 
     def test_a_second_release_changes_nothing(self) -> None:
         first = lock("export").acquire()
@@ -172,8 +181,10 @@ class TestBlocks:
         with shared:
             pass
 
-        with pytest.raises(RuntimeError, match="'export' was exited more often than it was entered"):
+        with pytest.raises(RuntimeError) as caught:
             shared.__exit__(None, None, None)
+
+        assert str(caught.value) == "Slot 'export' was exited more often than it was entered."
 
 
 @in_memory
@@ -283,11 +294,24 @@ class TestRecentHolders:
     def test_it_is_rounded_down_to_microseconds(self) -> None:
         assert self.held_for(8, 8 + 1.5 / SECOND) == 8.0
 
-    def test_of_two_holders_one_leaves_in_half_the_time_rounded_down(self) -> None:
+    def test_a_slot_that_was_never_full_has_no_estimate(self) -> None:
+        export = slot("export", 2)
+        with freeze(START):
+            lease = export.acquire()
+        with freeze(START + 8 * SECOND):
+            lease.release()
+            leases = [export.acquire(), export.acquire()]
+            with pytest.raises(QuotaExceeded) as refused:
+                export.acquire()
+
+        assert (len(leases), refused.value.decision.retry_after) == (2, 30.0)
+
+    @pytest.mark.parametrize("held", [3, 1], ids=["of three microseconds", "of one, so of none"])
+    def test_of_two_holders_one_leaves_in_half_the_time_rounded_down(self, held: int) -> None:
         export = slot("export", 2)
         with freeze(START):
             leases = [export.acquire(), export.acquire()]
-        with freeze(START + 3):
+        with freeze(START + held):
             leases[0].release()
             export.acquire()
             with pytest.raises(QuotaExceeded) as refused:
@@ -312,27 +336,57 @@ def test_a_slot_is_for_everybody_for_thirty_seconds_unless_told_otherwise() -> N
     assert (made.subject, made.lease, made.wait, made.renew) == ("global", 30.0, 0.0, False)
 
 
+LONG = 366 * 86_400
+OF_LEASE = "is not a duration above 0 and up to 366 days. Use, for example, 30 (seconds), '10m' or timedelta(days=1)."
+OF_WAIT = "is not a duration from 0 to 366 days. Use, for example, 30 (seconds), '10m' or timedelta(days=1)."
+OF_LIMIT = "of slot 'export' is not a whole number from 1 to 1,000,000. Use, for example, 3."
+
 WRONG: list[tuple[str, list[Any], Callable[[Any], object]]] = [
-    ("name of a slot", ["", "  ", None], lambda name: slot(name, 1)),
-    ("limit=.* from 1 to 1,000,000. Use, for example, 3", [0, 1.5, True, "10", 10**6 + 1], lambda n: slot("export", n)),
-    ("lease=", [0, None, "5", True, math.nan, 366 * 86_400 + 1], lambda lease: slot("export", 1, lease=lease)),
-    ("lease=", [-1, math.inf], lambda lease: lock("export").acquire().renew(lease)),
-    ("wait=", [-1, math.nan], lambda wait: lock("export", wait=wait)),
-    ("timeout=", [-1, math.inf], lambda timeout: lock("export").acquire(timeout)),
-    ("renew=", [1], lambda renew: lock("export", renew=renew)),
-    ("not a subject", [7], lambda subject: lock("export", subject=subject)),
-    ("empty", [""], lambda subject: lock("export", subject=subject)),
+    (
+        "{0!r} is not the name of a slot. Use, for example, 'export'.",
+        ["", "  ", None, "\ud800"],
+        lambda name: slot(name, 1),
+    ),
+    (f"limit={{0!r}} {OF_LIMIT}", [0, 1.5, True, "10", 10**6 + 1], lambda n: slot("export", n)),
+    (f"lease={{0!r}} {OF_LEASE}", [0, None, "5", True, math.nan, LONG + 1], lambda each: slot("export", 1, each)),
+    (f"lease={{0!r}} {OF_LEASE}", [-1, 0, math.inf], lambda lease: lock("export").acquire().renew(lease)),
+    (f"wait={{0!r}} {OF_WAIT}", [-1, math.nan, LONG + 1], lambda wait: lock("export", wait=wait)),
+    (f"timeout={{0!r}} {OF_WAIT}", [-1, math.inf], lambda timeout: lock("export").acquire(timeout)),
+    ("renew={0!r} of slot 'export' is not True or False.", [1], lambda renew: lock("export", renew=renew)),
+    (
+        "{0!r} is not a subject of a slot. Use a string such as 'user:42', or a user.",
+        [7],
+        lambda subject: lock("export", subject=subject),
+    ),
+    (
+        "An empty string is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.",
+        [""],
+        lambda subject: lock("export", subject=subject),
+    ),
 ]
 
 
 @in_memory
 @pytest.mark.parametrize(
-    ("words", "value", "use"),
-    [pytest.param(words, value, use, id=f"{words} {value!r}") for words, values, use in WRONG for value in values],
+    ("problem", "value", "use"),
+    [
+        pytest.param(problem.format(value), value, use, id=f"{problem[:6]} {value!a}")
+        for problem, values, use in WRONG
+        for value in values
+    ],
 )
-def test_a_wrong_argument_is_named(words: str, value: object, use: Callable[[Any], object]) -> None:
-    with pytest.raises(RuleError, match=words):
+def test_a_wrong_argument_is_named(problem: str, value: object, use: Callable[[Any], object]) -> None:
+    with pytest.raises(RuleError) as caught:
         use(value)
+
+    assert str(caught.value) == problem
+
+
+@pytest.mark.parametrize(("lease", "wait"), [(1 / SECOND, 0), (LONG, LONG)], ids=["the shortest", "the longest"])
+def test_a_lease_lasts_from_a_microsecond_to_a_year_and_a_wait_from_0(lease: float, wait: float) -> None:
+    made = slot("export", 1, lease, wait)
+
+    assert (made.lease, made.wait) == (lease, wait)
 
 
 @pytest.mark.parametrize(("name", "limit"), [("a", 1), ("a", 1_000_000)])

@@ -26,7 +26,7 @@ from django_quota.core.keys import KEY_KINDS, key_of, subject_base, system_key
 from django_quota.exceptions import StoreUnavailable
 from django_quota.management.console import progress
 from django_quota.operating import sweep as sweeping
-from django_quota.operating.sweep import ENTRIES_PER_CALL, KEYS_PER_CALL, SWEEP_SCAN_COUNT, Sweeper, SweepReport
+from django_quota.operating.sweep import Sweeper, SweepReport
 from django_quota.stores.scanning import Patience
 from django_quota.testing import freeze
 from tests.support.commands import ROOT, Manage, Terminal, json_of, managing, said, wait_until
@@ -218,7 +218,7 @@ def test_the_position_of_a_sweep_that_is_killed_expires(raw: redis.Redis, monkey
     swept(advance=lambda _: ttls.add(raw.ttl(POSITION)))
 
     assert -1 not in ttls
-    assert max(ttls) > 0
+    assert 3_590 < max(ttls) <= 3_600
 
 
 def test_a_resumed_sweep_does_not_repeat_keys(raw: redis.Redis) -> None:
@@ -306,14 +306,14 @@ def test_a_signal_ends_a_sweep_after_a_batch(manage: Manage, raw: redis.Redis) -
 @pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("late", ["info", "get", "scan", "delete", "dbsize", "script"])
 def test_late_replies_do_not_end_a_sweep(late: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(raw, 3 * KEYS_PER_CALL)
+    fill(raw, 300)
     if late == "script":
         store = redis_store()
         monkeypatch.setattr(store, "run", mostly_late(store.run, StoreUnavailable("late")))
     else:
         monkeypatch.setattr(redis.Redis, late, mostly_late(getattr(redis.Redis, late), redis.TimeoutError("late")))
     (report,) = json_of("quota_sweep")
-    assert (report["complete"], report["keys"], report["missed"]) == (True, 3 * KEYS_PER_CALL, 0)
+    assert (report["complete"], report["keys"], report["missed"]) == (True, 300, 0)
 
 
 @pytest.mark.usefixtures("short_pauses")
@@ -332,7 +332,7 @@ def test_a_job_that_is_stopped_does_not_ask_again() -> None:
 
 
 def test_no_call_does_more_than_a_fixed_amount(raw: redis.Redis) -> None:
-    fill(raw, 3 * KEYS_PER_CALL, entries=50)
+    fill(raw, 300, entries=50)
     client: Any = raw
     client.config_resetstat()
     limit, removed = client.config_get("slowlog-log-slower-than"), 300 * 50
@@ -346,9 +346,9 @@ def test_no_call_does_more_than_a_fixed_amount(raw: redis.Redis) -> None:
         client.config_set("slowlog-log-slower-than", limit["slowlog-log-slower-than"])
 
     scripts = [words for words in calls if words[0] == b"EVALSHA"]
-    assert max(int(words[2]) for words in scripts) <= KEYS_PER_CALL
-    assert len(scripts) >= removed / ENTRIES_PER_CALL
-    assert client.info("commandstats")["cmdstat_scan"]["calls"] >= 300 / SWEEP_SCAN_COUNT
+    assert max(int(words[2]) for words in scripts) <= 100
+    assert len(scripts) >= removed / 500
+    assert client.info("commandstats")["cmdstat_scan"]["calls"] >= 300 / 500
 
 
 @pytest.mark.parametrize(("budget_ms", "pause"), [(1_000, 0.0), (500, 1.0), (1, 999.0)])
@@ -416,7 +416,7 @@ class TestTheCommand:
     def test_json_has_each_number(self, run: Callable[..., Any]) -> None:
         report = run("--json")
 
-        assert report.pop("seconds") > 0
+        assert 0 < report.pop("seconds") < 60
         assert report == {
             "keys": 3,
             "sets": 2,

@@ -157,6 +157,7 @@ SAME_BOTH_WAYS = [
     pytest.param(f"~{'0' * 64}", f"~{'0' * 64}", id="a digest"),
     pytest.param("~a%00b", "a%00b", id="a null character, which no database can hold"),
     pytest.param("~%7Ea", "%7Ea", id="a name that begins with a tilde"),
+    pytest.param("~a%ED%A0%80", "a%ED%A0%80", id="half a character, which no database can hold"),
 ]
 
 

@@ -119,7 +119,20 @@ class TestUsage:
     def test_they_come_after_what_was_counted(self) -> None:
         assert who_counts([("units", "org:7")]).subjects == {"units": ["org:7"]}
 
+    def test_a_new_override_of_another_rule_is_read(self) -> None:
+        pair = "ip:203.0.113.7+post.username:bob"
+        QuotaOverride.objects.create(subject=pair, rule="login", mode="exempt")
+
+        assert who_counts().subjects == {"units": ["org:9"], "login": [pair]}
+
     def test_they_come_before_overrides(self) -> None:
         QuotaOverride.objects.create(subject="org:8", rule="units", mode="exempt")
 
         assert who_counts().subjects == {"units": ["org:9"]}
+
+    def test_the_newest_come_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(counting, "READ", 2)
+        for number in (2, 5, 3):
+            DailyCounter.objects.create(subject=f"org:{number}", rule="units", day=f"2026-11-0{number}", allowed=1)
+
+        assert who_counts().subjects == {"units": ["org:5", "org:3"]}

@@ -22,15 +22,17 @@ from hypothesis import strategies as st
 
 from django_quota import Rule, quota
 from django_quota.conf import current
+from django_quota.engine.operations import DictStates
 from django_quota.exceptions import ConfigurationError
 from django_quota.http.request_rules import rules_of_view
 from django_quota.management.commands.quota_replay import hidden, rules_on_views
+from django_quota.operating import replay
 from django_quota.operating.access_log import UnreadableLineError, find_format, read_time
 from django_quota.operating.replay import (
-    MAX_TEXT,
     Demand,
     RuleSet,
     Traffic,
+    Unreadable,
     demands,
     find_refusals,
     read_rules,
@@ -151,6 +153,52 @@ def test_the_progress_of_deciding_ends_at_the_number_of_requests() -> None:
     assert sum(moved) == 4
 
 
+def test_what_has_expired_does_not_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = DictStates()
+    monkeypatch.setattr(replay, "SWEEP_INTERVAL", 2)
+    monkeypatch.setattr(replay, "DictStates", lambda: states)
+    rules = {"each": {"rate": "1/10s", "algorithm": "fixed_window", "match": "/"}}
+    seconds = {0: "192.0.2.1", 10: "192.0.2.2", 11: "192.0.2.3", 12: "192.0.2.4"}
+
+    find_refusals(*read([line(second, ip) for second, ip in seconds.items()], rules))
+
+    assert [key.partition("}")[0] for key in states.kept] == [
+        f"replay:1:{{ip:{ip}" for ip in ("192.0.2.2", "192.0.2.3", "192.0.2.4")
+    ]
+
+
+def test_a_rule_counts_by_an_argument_of_the_path(settings: Any) -> None:
+    settings.ROOT_URLCONF = (url("items/<int:pk>/", lambda request, pk: HttpResponse()),)
+    rules = {"item": {"rate": "1/m", "key": "kwarg:pk", "match": "/"}}
+
+    replayed, traffic = read([line(n, path=path) for n, path in enumerate(["/items/7/", "/items/8/", "/x/"])], rules)
+
+    assert [subject for plan in traffic.plans for _, subject, _ in plan] == [
+        "kwarg.pk:7",
+        "kwarg.pk:8",
+        "ip:203.0.113.9",
+    ]
+    assert list(find_refusals(replayed, traffic).positions) == []
+
+
+def test_a_rule_of_a_host_counts_its_requests_alone() -> None:
+    lines = [
+        json.dumps({"time": START + n, "ip": "192.0.2.1", "host": host, "request": "GET / HTTP/1.1"})
+        for n, host in enumerate(["a.example", "b.example", "a.example"])
+    ]
+
+    replayed, traffic = read(lines, {"one": {"rate": "1/m", "match": "host:a.example"}})
+
+    assert (len(traffic.times), traffic.requests) == (2, 3)
+    assert list(find_refusals(replayed, traffic).positions) == [1]
+
+
+def test_a_log_that_is_not_sorted_begins_with_its_first_time() -> None:
+    _, traffic = read([line(5), line(9, path="/without/a/rule/"), line(1, path="/without/a/rule/"), line(3)])
+
+    assert (traffic.begins, traffic.ends) == (START + SECOND, START + 9 * SECOND)
+
+
 @given(st.sampled_from(RULES), STEPS)
 @inputs(100)
 def test_replay_refuses_what_the_middleware_refuses(rules: dict[str, Any], steps: Requests) -> None:
@@ -213,6 +261,7 @@ def test_the_demand_of_two_rules_of_one_name_has_the_limits_of_both() -> None:
             {"rate": "60/m", "algorithm": "token_bucket", "burst": 2}, [0] * 3, None, id="never fits into the bucket"
         ),
         pytest.param({"rate": "150/10s", "cost": 40}, [0] * 5, 200, id="cost"),
+        pytest.param({"rate": "5/10s", "share": 0.5}, [0] * 3, 6, id="a share"),
     ],
 )
 def test_the_tightest_count_depends_on_the_options_of_the_rule(
@@ -228,7 +277,10 @@ def test_the_tightest_count_depends_on_the_options_of_the_rule(
 @pytest.mark.parametrize(
     ("values", "least"),
     [
+        pytest.param([], 1, id="none"),
+        pytest.param([(0, "a")], 1, id="one"),
         pytest.param([(0, "a"), (0, "b"), (9, "b")], 2, id="of one window"),
+        pytest.param([(0, "a"), (10, "b")], 1, id="at the moment when a window ends"),
         pytest.param([(0, "a"), (1, "b"), (12, "c")], 2, id="of a window that has ended"),
         pytest.param([(0, "a"), (8, "a"), (12, "b")], 2, id="used again in the window"),
     ],
@@ -237,6 +289,17 @@ def test_the_tightest_count_of_different_values_is_the_most_in_any_window(
     values: Sequence[tuple[int, str]], least: int
 ) -> None:
     lines = as_lines([(START + at * SECOND, "GET", "203.0.113.9", "/", value) for at, value in values])
+    demand = demands(*read(lines, {"api": {"match": "/", "rate": "5/10s", "distinct": "header:User-Agent"}}))["api"]
+
+    assert tightest(demand, demand.limits[0]) == least
+
+
+@pytest.mark.parametrize(("most", "least"), [(3, 3), (2, None)], ids=["as many as are kept", "more"])
+def test_more_values_than_a_rule_can_keep_have_no_tightest_count(
+    most: int, least: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "MAX_VALUES", most)
+    lines = as_lines([(START, "GET", "203.0.113.9", "/", value) for value in "abc"])
     demand = demands(*read(lines, {"api": {"match": "/", "rate": "5/10s", "distinct": "header:User-Agent"}}))["api"]
 
     assert tightest(demand, demand.limits[0]) == least
@@ -653,6 +716,9 @@ class TestBehindProxies:
         assert "10.0.0.1 counts as a client" in run(*self.WORDS)
 
 
+KEYED = '[api]\nrate = "10/m"\nkey = "ip/x"\nmatch = "/"\n'
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -665,6 +731,10 @@ class TestBehindProxies:
         (["timeless.json"], "The JSON of the log has no time. Name it 'time' in the log."),
         (["access.log", "--rules", "broken.toml"], "is not TOML"),
         (["access.log", "--rules", "wrong.toml"], r"wrong.toml\['api'\]: '10/month' is not a rate"),
+        (
+            ["access.log", "--rules", "keyed.toml"],
+            r"^keyed.toml\['api'\]: key='ip/x' is not a key. Use 'ip/24' for 1 to 32 bits",
+        ),
         (["access.log", "--key", "ip"], r"^--key and --match are only for --rate. Add, for example, --rate 10/m.$"),
         (["access.log", "--match", "/"], r"^--key and --match are only for --rate. Add, for example, --rate 10/m.$"),
         (
@@ -673,14 +743,14 @@ class TestBehindProxies:
         ),
         (["access.log", "--rate", "10/m", "--rule", "api"], r"^--rate is a rule by itself. Leave --rules and --rule"),
         (["access.log", "--rule", "apy"], r"Did you mean 'api'\?"),
-        (["broken.toml"], "The format of the log is unknown"),
+        (["broken.toml"], r"unknown. It begins with '\[api'. Log in the combined format, or one JSON object a line.$"),
         (["cut.gz"], "cannot be read to its end"),
     ],
 )
 def test_a_wrong_option_is_named(words: list[str], error: str) -> None:
     log([line(0)])
     Path("cut.gz").write_bytes(gzip.compress("".join(f"{line(n % 60)}\n" for n in range(99)).encode())[:-20])
-    for name, text in {"broken": "[api", "empty": "", "wrong": 'api = "10/month"'}.items():
+    for name, text in {"broken": "[api", "empty": "", "wrong": 'api = "10/month"', "keyed": KEYED}.items():
         Path(f"{name}.toml").write_text(text)
     Path("timeless.json").write_text('{"remote_addr": "192.0.2.1", "method": "GET", "path": "/"}\n')
     with pytest.raises(CommandError, match=error):
@@ -832,6 +902,47 @@ def test_the_path_of_a_request_is_decoded_as_django_does(target: str, path: str)
     assert find_format([text]).read(text).path == path
 
 
+@pytest.mark.parametrize(
+    ("logged", "path"),
+    [
+        pytest.param(r"/a\x22b/", '/a"b/', id="a quote by its number"),
+        pytest.param(r"/a\"b/", '/a"b/', id="a quote"),
+        pytest.param(r"/a\\b/", "/a\\b/", id="a backslash"),
+        pytest.param(r"/\xC3\xa4/", "/ä/", id="a letter of two bytes"),
+        pytest.param(r"/a\tb/", r"/a\tb/", id="another escape"),
+    ],
+)
+def test_what_a_server_has_escaped_is_read_as_it_was(logged: str, path: str) -> None:
+    text = f'203.0.113.9 - - [21/Nov/2025:04:40:00 +0000] "GET {logged} HTTP/1.1" 200 12'
+
+    assert find_format([text]).read(text).path == path
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        pytest.param("[]", "it is not a JSON object", id="a list"),
+        pytest.param("{", "it is not a JSON object", id="the beginning of an object"),
+        pytest.param('{"time": "1763700000", "request": "-"}', "it has no request", id="no request"),
+        pytest.param('{"time": "1763700000", "request": "GET /\\ud800"}', "its path is not a string", id="no path"),
+    ],
+)
+def test_a_line_of_json_says_why_it_cannot_be_read(text: str, reason: str) -> None:
+    log_format = find_format(['{"time": "1763700000", "request": "GET / HTTP/1.1"}'])
+
+    with pytest.raises(UnreadableLineError) as caught:
+        log_format.read(text)
+
+    assert str(caught.value) == reason
+
+
+def test_of_a_log_of_an_unknown_format_sixty_characters_are_shown() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        find_format(["x" * 61])
+
+    assert caught.value.problem == f"The format of the log is unknown. It begins with '{'x' * 60}'."
+
+
 @pytest.mark.parametrize("target", ["get / HTTP/1.1", "G / HTTP/1.1", "GET", "GET a HTTP/1.1", "-"])
 def test_what_is_not_a_request_is_unreadable(target: str) -> None:
     text = f'203.0.113.9 - - [21/Nov/2025:04:40:00 +0000] "{target}" 200 12'
@@ -886,10 +997,54 @@ def test_a_time_that_the_clock_shows_twice_follows_the_line_before(settings: Any
     assert minutes == list(range(121))
 
 
+def test_a_line_without_a_rule_says_which_time_a_clock_means_that_shows_it_twice(settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    times = ["02:10", "02:59", "02:10"]
+    paths = ["/", "/without/a/rule/", "/"]
+    lines = [
+        json.dumps(JSON | {"time": f"2026-10-25T{time}:00", "request": f"GET {path} HTTP/1.1"})
+        for time, path in zip(times, paths, strict=True)
+    ]
+    rules = RuleSet(
+        read_rules({"all": {"rate": "5/m", "match": "/", "exclude": "/without/"}}, "rules"), frozenset({"ip"})
+    )
+
+    traffic = read_traffic(lines, find_format(lines), rules)
+
+    assert traffic.times[1] - traffic.times[0] == 3_600 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        pytest.param(
+            {"ip": "nowhere"},
+            "The client's IP is unknown: REMOTE_ADDR is 'nowhere', and no trusted proxy sent an address.",
+            id="without an address",
+        ),
+        pytest.param(
+            {"request": f"GET /?{'&' * 2_000} HTTP/1.1"},
+            "The number of GET/POST parameters exceeded settings.DATA_UPLOAD_MAX_NUMBER_FIELDS.",
+            id="with too many fields",
+        ),
+    ],
+)
+def test_a_line_that_a_site_could_not_answer_is_unreadable(fields: dict[str, str], reason: str) -> None:
+    text = json.dumps(JSON | fields)
+    log_format = find_format([text])
+    rules = {"all": {"rate": "5/m", "key": ("get:q", "ip"), "match": "/"}}
+
+    traffic = read_traffic(["", text], log_format, RuleSet(read_rules(rules, "rules"), log_format.fields))
+
+    assert traffic.shown == [Unreadable(2, reason, text[:500])]
+
+
 @pytest.mark.parametrize("time", ["20260921141320", "20260921141", "12345678901234567"])
 def test_a_number_that_is_not_a_time_since_1970_is_unreadable(time: str) -> None:
-    with pytest.raises(UnreadableLineError, match=f"'{time}' is not a time, such as"):
+    with pytest.raises(UnreadableLineError) as caught:
         read_time(time)
+
+    assert str(caught.value) == f"'{time}' is not a time, such as 21/Nov/2026:04:40:00 +0000"
 
 
 @pytest.mark.parametrize("marked", ["access.log", "rules.toml"])
@@ -906,8 +1061,10 @@ def test_a_file_may_begin_with_a_byte_order_mark(marked: str) -> None:
     ["1969-12-31T23:59:59Z", "1970-01-01T00:00:00Z", "5138-11-16T09:46:40Z", "01/Jan/1969:00:00:00 +0000"],
 )
 def test_a_time_that_no_server_can_have_logged_is_unreadable(time: str) -> None:
-    with pytest.raises(UnreadableLineError, match="its time is before 1970 or too far in the future"):
+    with pytest.raises(UnreadableLineError) as caught:
         read_time(time)
+
+    assert str(caught.value) == f"its time is before 1970 or too far in the future: {time!r}"
 
 
 @pytest.mark.parametrize(
@@ -970,7 +1127,7 @@ def test_of_a_line_that_is_not_a_request_only_the_beginning_is_shown(text: str) 
     traffic = read_line(text, json.dumps(JSON) if text.startswith(("{", "[]")) else COMMON)
 
     assert (traffic.requests, traffic.unreadable, len(traffic.shown)) == (0, 1, 1)
-    assert len(traffic.shown[0].text) <= MAX_TEXT
+    assert traffic.shown[0].text == text[:500]
 
 
 @given(st.text(max_size=80), st.sampled_from([line(0), json.dumps(JSON)]))

@@ -494,8 +494,11 @@ class TestRedisThatRefusesWritesWithMemoryLeft:
                 "search": {"rate": "10/m", "key": "ip"},
                 "quiet": {"rate": "10/m", "shadow": True, "on_unavailable": "deny"},
                 "month": {"rate": "10/month", "algorithm": "calendar", "store": "database", "on_unavailable": "deny"},
+                "closed": {"rate": "0/m", "on_unavailable": "deny"},
+                "exempt": {"rate": "10/m", "on_unavailable": "deny"},
             }
         }
+        QuotaOverride.objects.create(subject=SUBJECT, mode="exempt", rule="exempt")
         raw.config_set("min-replicas-to-write", 1)
         yield
         raw.config_set("min-replicas-to-write", 0)
@@ -507,6 +510,8 @@ class TestRedisThatRefusesWritesWithMemoryLeft:
             pytest.param("search", "allow", id="a rule by address"),
             pytest.param("quiet", "", id="a shadow rule"),
             pytest.param("month", "", id="a rule that counts in the database"),
+            pytest.param("closed", "", id="a rule that admits nothing anyway"),
+            pytest.param("exempt", "", id="a rule from which the subject is exempt"),
         ],
     )
     def test_the_status_says_who_decides_the_next_hit(self, rule: str, instead: str) -> None:

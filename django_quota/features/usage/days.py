@@ -173,7 +173,7 @@ def row_part(name: str, escaped: Callable[[str], str] = escape) -> str:
     """
     if name.startswith("~"):
         part = name if is_digest(name) else name[1:]
-        if part and row_name(part) == name:
+        if row_name(part) == name:
             return part
     return escaped(name)
 
