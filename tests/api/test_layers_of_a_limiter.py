@@ -15,6 +15,7 @@ from django_quota.core.clock import DAY
 from django_quota.core.errors import ConfigurationError, StoreUnavailable
 from django_quota.core.overrides import OverrideTable
 from django_quota.engine.asks import Ask
+from django_quota.engine.codec import RETRY_WITH
 from django_quota.limiting import fallback, metrics, stores
 from django_quota.limiting import limiter as limiter_module
 from django_quota.limiting.fallback import Workers
@@ -263,6 +264,33 @@ def test_an_outage_that_a_decision_meets_is_counted() -> None:
     check("5/m", SUBJECT)
 
     assert running_totals().outages == 1
+
+
+def test_in_an_outage_a_rule_that_does_not_block_is_refused_beside_one_that_counts_here() -> None:
+    soft = Rule.make("soft", "9/m", on_unavailable="deny", block=False)
+    local = Rule.make("local", "9/m", on_unavailable="local")
+
+    with no_answer():
+        decision = check_all([(soft, SUBJECT), (local, SUBJECT)])
+
+    assert (decision.allowed, decision.enforced, decision.rule, decision.degraded) == (False, False, "soft", True)
+    assert [(each.rule, each.allowed, each.remaining) for each in decision.outcomes] == [("local", True, 8)]
+
+
+def test_in_an_outage_the_rate_of_an_override_holds_and_is_named() -> None:
+    override("r 0 0 5/m", "local", SUBJECT)
+
+    with no_answer():
+        [outcome] = check(Rule.make("local", "9/m", on_unavailable="local"), SUBJECT).outcomes
+
+    assert (outcome.limit, outcome.remaining, outcome.why) == (5, 4, "override")
+
+
+def test_a_memory_that_does_not_accept_its_own_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(get_limiter().fallback.local, "run", lambda *_: [START, RETRY_WITH])
+
+    with no_answer(), pytest.raises(RuntimeError, match="did not accept the day or period of its own time"):
+        check(Rule.make("local", "9/month", algorithm="calendar", on_unavailable="local"), SUBJECT)
 
 
 def test_an_outage_goes_on_while_one_server_of_the_store_is_down(clock: Clock) -> None:
