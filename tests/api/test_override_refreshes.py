@@ -335,9 +335,7 @@ def test_a_missing_number_that_is_found_is_not_asked_for_again(
     assert [missing(read_once, table, clock) for _ in range(2)] == [[4, 5], [5]]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "gaps"), [(3_599.5, [4]), (3_600.0, [])], ids=["within an hour", "after an hour"]
-)
+@pytest.mark.parametrize(("seconds", "gaps"), [(3_599.5, [4]), (3_600.0, [])], ids=["within an hour", "after an hour"])
 def test_a_missing_number_is_asked_for(
     seconds: float, gaps: list[int], read_once: OverrideCopy, table: Table, clock: Clock
 ) -> None:
@@ -390,17 +388,6 @@ def test_a_later_decision_waits_for_one_second(read_once: OverrideCopy, waits: l
 def test_the_waits_of_a_site_are_five_seconds_and_one_second() -> None:
     """The other tests wait longer, so the module is read as it is written."""
     assert "FIRST_WAIT, MAX_WAIT = 5.0, 1.0\n" in inspect.getsource(copies)
-
-
-@pytest.mark.parametrize(("seconds", "closed"), [(119.5, 0), (120.0, 1)], ids=["for a while", "for two minutes"])
-def test_the_reader_closes_its_connection_when_nothing_was_read(
-    seconds: float, closed: int, read_once: OverrideCopy, table: Table, clock: Clock, reader: Reader
-) -> None:
-    clock.now += seconds
-
-    reader.work()
-
-    assert table.closed == closed
 
 
 def test_a_copy_that_only_this_process_can_change_is_read_once_and_here(
@@ -502,9 +489,7 @@ def test_the_problem_of_a_refresh_that_fails_is(
     assert blocked(read_once) == ["user:1", "user:2", "user:3"]
 
 
-@pytest.mark.parametrize(
-    ("later", "is_tried"), [(1.25, False), (1.5, True)], ids=["soon", "later"]
-)
+@pytest.mark.parametrize(("later", "is_tried"), [(1.25, False), (1.5, True)], ids=["soon", "later"])
 def test_after_a_failure_a_decision_tries_again(
     later: float, is_tried: bool, read_once: OverrideCopy, table: Table, clock: Clock
 ) -> None:
@@ -579,7 +564,12 @@ class TestServerThatGivesNoConnection:
             clock.now += copies.WAIT_AFTER
 
         assert table.said_full == 1
-        assert [line for line in caplog.messages if line.startswith("The database had no connection left. For an hour")]
+        [record] = caplog.records
+        assert record.levelname == "WARNING"
+        assert record.getMessage() == (
+            "The database had no connection left. For an hour, overrides are read on the connections of the site's "
+            "threads."
+        )
 
     def test_in_a_transaction_it_is_not_reported_before_a_later_refresh(
         self, copy: OverrideCopy, table: Table, waits: list[float], clock: Clock
@@ -594,9 +584,7 @@ class TestServerThatGivesNoConnection:
 
         assert [*reported, table.said_full] == [0, 1]
 
-    @pytest.mark.parametrize(
-        ("seconds", "asks"), [(3_599.5, False), (3_600.0, True)], ids=["an hour", "longer"]
-    )
+    @pytest.mark.parametrize(("seconds", "asks"), [(3_599.5, False), (3_600.0, True)], ids=["an hour", "longer"])
     def test_the_reader_does_not_ask_for_a_connection_for(
         self, seconds: float, asks: bool, copy: OverrideCopy, table: Table, waits: list[float], clock: Clock
     ) -> None:
@@ -609,9 +597,7 @@ class TestServerThatGivesNoConnection:
 
         assert ("the reader" in table.asked) is asks
 
-    @pytest.mark.parametrize(
-        ("age", "is_read"), [(1.25, False), (1.5, True)], ids=["new", "older"]
-    )
+    @pytest.mark.parametrize(("age", "is_read"), [(1.25, False), (1.5, True)], ids=["new", "older"])
     def test_a_copy_is_read_here_again_if_it_is(
         self, age: float, is_read: bool, copy: OverrideCopy, table: Table, waits: list[float], clock: Clock
     ) -> None:

@@ -84,7 +84,13 @@ class TestSync:
             raise ZeroDivisionError
 
         assert list(at_stream_end(iter("ab"), ending)) == ["a", "b"]
-        assert "A stream has ended, but a part of what it held was not given back." in caplog.text
+        [record] = caplog.records
+        assert (record.name, record.levelname, record.getMessage()) == (
+            "django_quota.web",
+            "ERROR",
+            "A stream has ended, but a part of what it held was not given back.",
+        )
+        assert record.exc_info is not None
 
 
 class TestAsync:
@@ -164,7 +170,13 @@ class TestTheEndOfARequest:
         request_finished.send(None)
 
         assert sorted(done) == ["first", "last"]
-        assert "A request has ended, but a part of what it held was not given back." in caplog.text
+        [record] = caplog.records
+        assert (record.name, record.levelname, record.getMessage()) == (
+            "django_quota.web",
+            "ERROR",
+            "A request has ended, but a part of what it held was not given back.",
+        )
+        assert record.exc_info is not None
 
     def test_leaves_no_request_to_which_an_action_could_be_added(self) -> None:
         request_started.send(None)
