@@ -18,6 +18,7 @@ from django_quota import Decision, Rule, aban, areset, aunban, ban, check, peek,
 from django_quota.conf import current
 from django_quota.engine.events import AppendEvents
 from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.features import bans
 from django_quota.features.bans import BanFilter, fates, find_bans, recent_bans
 from django_quota.features.events import Event, newest_events
 from django_quota.limiting.registry import get_limiter
@@ -550,6 +551,15 @@ class TestRecentBans:
         assert [(each.kind, each.rule) for each in found.events] == [("banned", "search")]
         assert found.since == oldest.at
 
+    def test_they_are_among_the_newest_five_thousand_events(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = Mock()
+        log.newest_bans.return_value = ([], 0)
+        monkeypatch.setattr(bans, "event_log", lambda *_: log)
+
+        recent_bans(BanFilter())
+
+        log.newest_bans.assert_called_once_with(5_000)
+
     def test_without_an_event_there_is_no_oldest(self) -> None:
         assert recent_bans(BanFilter()) == ([], 0)
 
@@ -562,6 +572,15 @@ def test_the_rules_of_a_list_of_bans_are_those_whose_names_are_kept() -> None:
     found = find_bans(BanFilter())
 
     assert (found.rules, found.total, len(found.bans)) == (["login", "search"], 3, 3)
+
+
+@in_memory
+def test_a_list_has_ten_thousand_bans_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bans, "bans_in_force", listed := Mock(return_value=(0, [])))
+
+    find_bans(BanFilter())
+
+    listed.assert_called_once_with(10_000)
 
 
 @on_redis

@@ -256,6 +256,18 @@ def test_a_round_after_an_outage_sends_the_old_message_and_the_next(sent: list[A
     assert [(each.number, each.counts) for each in sent] == [(1, {"open:a": 1}), (2, {"two:a": 1})]
 
 
+def test_a_message_has_five_hundred_subjects_and_slots_at_most(sent: list[AddMetrics]) -> None:
+    counting = get_limiter().metrics
+    for number in range(501):
+        counting.count_refusal(START, "api:r", f"user:{number}")
+        counting.count_slot(f"user:{number}", "export", 3, SECOND)
+
+    count_what_waits()
+
+    [message] = sent
+    assert (message.counts, len(message.refused), len(message.slots)) == ({"api:r": 501}, 500, 500)
+
+
 def test_a_round_sends_one_message(sent: list[AddMetrics]) -> None:
     with freeze(START):
         for _ in range(3):

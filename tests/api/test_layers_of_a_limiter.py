@@ -327,6 +327,25 @@ def test_a_clock_that_differs_from_the_stores_is_corrected_by_its_first_answer(
 
 
 @pytest.mark.parametrize(
+    ("skew", "calls"), [(0, 1), (-2 * DAY, 2)], ids=["as this one", "unlike this one, which is no longer true"]
+)
+@pytest.mark.parametrize("what", ["a settlement", "a look at the state of a subject"])
+def test_a_clock_of_the_store_is_taken_to_go(skew: int, calls: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its last answer. A call that was wrong about the day or period is repeated."""
+    rule, limiter = Rule.make("api", "9/d", algorithm="calendar"), get_limiter()
+    reservation = reserve(rule, "user:1", 5)
+    limiter.stores.skew = skew
+    asked = calls_of(monkeypatch)
+
+    if what == "a settlement":
+        reservation.settle(3)
+    else:
+        limiter.look([Ask(rule, "user:1", 1)], OverrideTable())
+
+    assert len(asked) == calls
+
+
+@pytest.mark.parametrize(
     "ask",
     [
         pytest.param(lambda rule: check(rule, "user:1"), id="a check"),
@@ -514,6 +533,22 @@ class TestCleaning:
         assert (now, batch) == (START, 1_000)
         assert tuple(events) == (current().events, current().event_days * DAY)
 
+    def test_a_limiter_that_is_closed_deletes_nothing(
+        self, deleted: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("random.uniform", lambda low, high: 0.0)
+        store: Any = MemoryStore()
+        store.database = Mock()
+        limiter = Limiter(store)
+        numbers = []
+
+        for act in (lambda: None, limiter.close):
+            act()
+            flusher.flush()
+            numbers.append(len(deleted))
+
+        assert numbers == [1, 1]
+
     def test_the_process_cleans_in_its_rounds(self, cleaning: Cleaning, clock: Clock, deleted: list[Any]) -> None:
         clock.now += 45.0
 
@@ -620,6 +655,12 @@ def test_the_part_of_a_rule_for_a_process_is(options: Any, workers: int, rates: 
     part = fallback.part_of(rule, workers)
 
     assert ([str(rate) for rate in part.rates], part.burst) == (rates, burst)
+
+
+def test_a_process_that_is_alone_decides_by_the_rule_itself() -> None:
+    rule = Rule.make("api", "9/m")
+
+    assert fallback.part_of(rule, 1) is rule
 
 
 def test_the_part_of_a_rate_of_nothing_is_nothing() -> None:

@@ -14,11 +14,12 @@ from django_quota.conf import rule_of
 from django_quota.core import clock
 from django_quota.core.clock import DAY
 from django_quota.core.errors import RuleError
-from django_quota.core.flow import run_sync
+from django_quota.core.flow import IOCall, run_sync
 from django_quota.engine.asks import Ask
 from django_quota.engine.compiled import CompiledRule
 from django_quota.limiting import prefetch
 from django_quota.limiting.metrics import observe, unobserve
+from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import running_totals
 from django_quota.operating.inspection import load_snapshot
@@ -370,19 +371,28 @@ class TestACallThatIsSpent:
         with QuotaKit().off():
             assert not check(HOT, SUBJECT).approximate
 
-    def test_is_observed(self, no_decider: Any) -> None:
-        seen: list[bool] = []
+    def test_is_observed_with_its_duration(self, no_decider: Any) -> None:
+        seen: list[tuple[bool, bool]] = []
 
-        def note(decision: Decision) -> None:
-            seen.append(decision.approximate)
+        def note(decision: Decision, seconds: float | None) -> None:
+            seen.append((decision.approximate, seconds is not None and 0 < seconds < 60))
 
         allowed(8)
-        observe(note)
+        observe(note, duration=True)
         try:
             check(HOT, SUBJECT)
         finally:
             unobserve(note)
-        assert seen == [True]
+        assert seen == [(True, True)]
+
+    def test_reads_the_overrides_first_if_they_are_old(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        read: list[int] = []
+        allowed(8)
+        monkeypatch.setattr(overrides, "refreshing", lambda: IOCall(lambda: read.append(1), asyncio.sleep))
+
+        decision = check(HOT, SUBJECT)
+
+        assert (decision.approximate, read) == (True, [1])
 
     def test_is_counted_as_a_call_that_was_saved(self, asked: list[int]) -> None:
         allowed(50)
