@@ -11,7 +11,7 @@ from django.test import RequestFactory
 from django_quota import Rule, check, check_all, peek, reserve, slot
 from django_quota.adapters import decide
 from django_quota.conf import current
-from django_quota.core.clock import DAY
+from django_quota.core.clock import DAY, machine_now
 from django_quota.core.errors import ConfigurationError, StoreUnavailable
 from django_quota.core.overrides import OverrideTable
 from django_quota.engine.asks import Ask
@@ -96,6 +96,18 @@ def test_an_error_of_the_second_store_gives_nothing_back_of_a_forced_hit(two: An
         limiter.decide(ASKS, "force")
 
     assert left(limiter, BURST) == 4
+
+
+def test_an_error_of_the_second_store_takes_no_day_from_a_rule_without_a_limit(two: Any) -> None:
+    limiter, _, second = two
+    free = Ask(Rule.make("free", None, daily=True), SUBJECT, 1)
+    with (
+        patch.object(second, "run", side_effect=ConfigurationError("The database is not configured.")),
+        pytest.raises(ConfigurationError),
+    ):
+        limiter.decide([free, *ASKS], "check")
+
+    assert len(limiter.unasked) == 0
 
 
 def test_the_counts_of_a_process_are_shared_once_the_second_store_is_used(two: Any) -> None:
@@ -326,23 +338,24 @@ def test_a_clock_that_differs_from_the_stores_is_corrected_by_its_first_answer(
     assert abs(limiter.stores.skew) < DAY // 2
 
 
-@pytest.mark.parametrize(
-    ("skew", "calls"), [(0, 1), (-2 * DAY, 2)], ids=["as this one", "unlike this one, which is no longer true"]
-)
-@pytest.mark.parametrize("what", ["a settlement", "a look at the state of a subject"])
-def test_a_clock_of_the_store_is_taken_to_go(skew: int, calls: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its last answer. A call that was wrong about the day or period is repeated."""
+@pytest.mark.parametrize("what", ["a check", "a settlement", "a look"])
+def test_a_clock_that_differs_is_known_after_the_first_answer_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each call would be made twice: for the wrong period, and for that of the store."""
     rule, limiter = Rule.make("api", "9/d", algorithm="calendar"), get_limiter()
+    run = limiter.store.run
+    monkeypatch.setattr(limiter.store, "run", lambda operation, _=None: run(operation, machine_now() + 2 * DAY))
     reservation = reserve(rule, "user:1", 5)
-    limiter.stores.skew = skew
     asked = calls_of(monkeypatch)
 
-    if what == "a settlement":
-        reservation.settle(3)
-    else:
-        limiter.look([Ask(rule, "user:1", 1)], OverrideTable())
+    match what:
+        case "a check":
+            check(rule, "user:1")
+        case "a settlement":
+            reservation.settle(3)
+        case _:
+            limiter.look([Ask(rule, "user:1", 1)], OverrideTable())
 
-    assert len(asked) == calls
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
