@@ -505,6 +505,21 @@ def test_after_a_failure_a_decision_tries_again(
     assert bool(read_once.problem) is not is_tried
 
 
+@pytest.mark.parametrize(("later", "is_tried"), [(1.25, False), (1.5, True)], ids=["soon", "later"])
+def test_after_a_failure_a_decision_tries_again_to_read_here(
+    later: float, is_tried: bool, copy: OverrideCopy, table: Table, clock: Clock
+) -> None:
+    table.is_private = True
+    with patch.object(table, "error", RuntimeError("the disk is full")):
+        decide(copy)
+    del table.asked[:]
+
+    clock.now += later
+    decide(copy)
+
+    assert table.asked == (["here", (None, []), "all"] if is_tried else [])
+
+
 @pytest.mark.parametrize(
     "error", [RuntimeError("too late"), NoConnectionError("too late")], ids=["an error", "no connection"]
 )
@@ -590,12 +605,13 @@ class TestServerThatGivesNoConnection:
     ) -> None:
         began = clock.now
         decide(copy)
+        table.no_connection = None
         del table.asked[:]
 
         clock.now = began + seconds
         decide(copy)
 
-        assert ("the reader" in table.asked) is asks
+        assert table.asked == ["the reader" if asks else "here", (0, []), "all"]
 
     @pytest.mark.parametrize(("age", "is_read"), [(1.25, False), (1.5, True)], ids=["new", "older"])
     def test_a_copy_is_read_here_again_if_it_is(
