@@ -127,9 +127,17 @@ class TestInEachStore:
 
             assert bans_of(SUBJECT) == [("search", 600.0, 1)]
 
+    def test_a_ban_that_begins_at_the_end_of_another_is_the_second_one(self, do: Do) -> None:
+        for moment in (START, START + 10 * MINUTE):
+            with freeze(moment):
+                do(ban, aban, "search", SUBJECT, 600)
+
+        with freeze(START + 10 * MINUTE):
+            assert bans_of(SUBJECT) == [("search", 600.0, 2)]
+
     def test_a_ban_is_signalled_once(self, do: Do, signalled: Mock) -> None:
         with freeze(START):
-            for seconds in (600, 60):
+            for seconds in (600, 600, 60):
                 do(ban, aban, "search", SUBJECT, seconds)
 
         signalled.assert_called_once()

@@ -142,6 +142,13 @@ class TestAShareEnds:
             reset(named, SUBJECT)
             assert left(rule) == 1_000
 
+    def test_only_if_there_is_one_when_its_subject_is_reset(self) -> None:
+        with freeze(START):
+            allowed(1)
+
+            assert reset(HOT, SUBJECT) == 1
+            assert left() == 1_000
+
     def test_with_a_refund_that_sees_what_was_spent(self) -> None:
         with freeze(START):
             allowed(50)
@@ -215,6 +222,14 @@ class TestAPlan:
             count_what_waits()
 
             assert checks_of_today() == {"hot": (50, 0, 0), "other": (50, 0, 0)}
+
+    def test_beside_single_hits_is_counted_once_in_the_metrics(self) -> None:
+        with freeze(START):
+            assert all(check_all([(HOT, SUBJECT), (self.OTHER, SUBJECT)]) for _ in range(12))
+            assert all(check(HOT, SUBJECT).approximate for _ in range(3))
+            count_what_waits()
+
+            assert checks_of_today() == {"hot": (15, 0, 0), "other": (12, 0, 0)}
 
     def block_one(self, subject: str = SUBJECT) -> None:
         """Have a share of 16 units, and be refused 16 times by the block of another subject."""
