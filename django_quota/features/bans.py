@@ -103,9 +103,10 @@ def _ban_flow(given: RuleOrRate, subject: AnySubject, duration: Duration, author
     if decision.degraded:
         raise StoreUnavailable("it has not answered since the ban was set")
     if level and settings.events:
-        first = decision.outcomes[0] if decision.outcomes else None
-        left = (first.of.capacity, first.remaining or 0) if first else (0, 0)
-        event = EventRecord("banned", field(rule.name), escape(name), ends, level, *left)
+        first = decision.outcomes[0]
+        event = EventRecord(
+            "banned", field(rule.name), escape(name), ends, level, first.of.capacity, first.remaining or 0
+        )
         event = event._replace(user=author.subject, reason=author.reason)
         try:
             log = event_log_of(settings.prefix, settings.events, settings.event_days)

@@ -1,5 +1,6 @@
 """What a request asks for: under which rules, for which subject, at which cost and value."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -227,8 +228,10 @@ def test_a_wrong_rate_of_a_function_is_an_error_that_names_it() -> None:
     with pytest.raises(RateError) as caught:
         asks_of_rates(wrong_rate, "9/h")
 
-    assert f"It came from {__name__}.wrong_rate, for rule 'rates'." in str(caught.value)
-    assert caught.value.text == "5/fortnight"
+    with pytest.raises(RateError) as of_rule:
+        Rule.make("rates", "5/fortnight")
+    assert str(caught.value) == f"{of_rule.value} It came from {__name__}.wrong_rate, for rule 'rates'."
+    assert (caught.value.text, caught.value.position) == (of_rule.value.text, of_rule.value.position)
 
 
 # --- calls with a request: the options of the rule do not exclude it --------------------------------------------------
@@ -302,6 +305,29 @@ def test_an_unknown_tier_is_logged_as_an_error_of_the_site(caplog: pytest.LogCap
     assert [str(rate) for rate in cast("Rule", ask.rule).rates] == ["0/d"]
     [record] = caplog.records
     assert (record.name, record.levelname) == ("django_quota.web", "ERROR")
-    assert record.getMessage().startswith(
-        "Rule 'tiers' has no tier 'xxxxxxxxxxxx...xxxxxxxxxxxxx' and no tier 'default'."
+    assert record.getMessage() == (
+        "Rule 'tiers' has no tier 'xxxxxxxxxxxx...xxxxxxxxxxxxx' and no tier 'default'. Such requests are refused, or "
+        "have the smallest share."
     )
+
+
+def test_an_unknown_tier_with_a_default_is_logged_with_the_tier_that_it_gets(caplog: pytest.LogCaptureFixture) -> None:
+    asking._log_unknown_tier.cache_clear()
+    rule = Rule.make("tiers", {"anonymous": "5/m", "pro": "9/m"}, key="ip", tier=lambda _: "prp")
+
+    [ask] = run_sync(asked_flow([rule], request()))
+
+    assert [str(rate) for rate in cast("Rule", ask.rule).rates] == ["5/m"]
+    assert caplog.record_tuples == [
+        ("django_quota.web", logging.ERROR, "Rule 'tiers' has no tier 'prp'. It is treated as 'anonymous'.")
+    ]
+
+
+def test_a_tier_of_nobody_is_logged_with_the_default_tier_that_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    asking._log_unknown_tier.cache_clear()
+    rule = Rule.make("tiers", {"free": "5/m"}, key="ip", tier=lambda _: None)
+
+    run_sync(asked_flow([rule], request()))
+
+    [line] = caplog.messages
+    assert line.startswith("Rule 'tiers' has no tier 'anonymous' and no tier 'default'. ")

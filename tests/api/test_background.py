@@ -1,5 +1,8 @@
 """When the threads in the background work: what wakes them, when a round or a call is due, and what the end does."""
 
+import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -264,6 +267,57 @@ def test_the_end_waits_half_a_second_for_a_round_that_hangs(thread: Background) 
 
 def test_rounds_are_a_second_apart() -> None:
     assert FLUSH_INTERVAL == 1.0
+
+
+@pytest.mark.parametrize(
+    ("purpose", "of"),
+    [
+        pytest.param(
+            "send the metrics of the overview, which stay in memory", lambda: get_limiter().metrics, id="metrics"
+        ),
+        pytest.param(
+            "count what was decided without the store", lambda: get_limiter().unasked, id="hits that no store decided"
+        ),
+        pytest.param("forget refusals that are over", lambda: get_limiter().refusals, id="refusals"),
+        pytest.param("say that this process is alive", lambda: Workers(current_store()), id="signs of life"),
+        pytest.param("delete expired rows", lambda: Cleaning(Mock()), id="cleaning"),
+    ],
+)
+@pytest.mark.usefixtures("memory_store")
+def test_the_log_says_what_a_job_that_failed_is_for(
+    purpose: str, of: Callable[[], Any], thread: Background, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = of()
+    thread.add(job)
+
+    with patch.object(job, "flush", side_effect=RuntimeError("no answer")):
+        thread.flush()
+
+    flusher.remove(job)
+    assert caplog.record_tuples == [
+        ("django_quota.background", logging.WARNING, f"Cannot {purpose}, and will try again: no answer")
+    ]
+
+
+AT_EXIT = """
+from django_quota.limiting.flusher import flusher
+
+class Job:
+    at_exit = True
+    purpose = "count"
+
+    def flush(self):
+        print("a round", flush=True)
+
+flusher.add(job := Job())
+flusher.call_at(10.0**9, print)
+"""
+
+
+def test_the_end_of_a_process_does_a_last_round() -> None:
+    run = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True, timeout=60)
+
+    assert run.stdout == "a round\n"
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """`ban`, `unban` and `reset`: what your code sets is like what the limiter sets, and is lifted like that."""
 
 import asyncio
-import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,8 @@ from django_quota import Decision, Rule, aban, areset, aunban, ban, check, peek,
 from django_quota.conf import current
 from django_quota.engine.events import AppendEvents
 from django_quota.exceptions import RuleError, StoreUnavailable
-from django_quota.features.bans import fates
+from django_quota.features import bans
+from django_quota.features.bans import BanFilter, fates, find_bans, recent_bans
 from django_quota.features.events import Event, newest_events
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import banned
@@ -127,9 +127,17 @@ class TestInEachStore:
 
             assert bans_of(SUBJECT) == [("search", 600.0, 1)]
 
+    def test_a_ban_that_begins_at_the_end_of_another_is_the_second_one(self, do: Do) -> None:
+        for moment in (START, START + 10 * MINUTE):
+            with freeze(moment):
+                do(ban, aban, "search", SUBJECT, 600)
+
+        with freeze(START + 10 * MINUTE):
+            assert bans_of(SUBJECT) == [("search", 600.0, 2)]
+
     def test_a_ban_is_signalled_once(self, do: Do, signalled: Mock) -> None:
         with freeze(START):
-            for seconds in (600, 60):
+            for seconds in (600, 600, 60):
                 do(ban, aban, "search", SUBJECT, seconds)
 
         signalled.assert_called_once()
@@ -477,11 +485,21 @@ class TestWhoAndWhy:
     def test_the_log_of_the_admin_says_which_user_set_a_ban(self) -> None:
         ann = User.objects.create_user("ann")
 
-        ban("search", SUBJECT, 600, reason="spam", by=ann)
+        with freeze(START):
+            ban("search", SUBJECT, 600, reason="spam", by=ann)
 
         entry = LogEntry.objects.get()
         assert (entry.object_id, entry.object_repr, entry.user) == (SUBJECT, SUBJECT, ann)
-        assert re.fullmatch(r"Ban: search, until \S+Z \(spam\)", entry.change_message)
+        assert entry.change_message == "Ban: search, until 2025-11-21T04:50:00Z (spam)"
+
+    @pytest.mark.usefixtures("database")
+    def test_the_log_of_the_admin_keeps_the_beginning_of_a_long_subject(self) -> None:
+        subject = "+".join(f"org:{letter * 20}" for letter in "abcdefghij")
+
+        ban("search", subject, 600, by=User.objects.create_user("ann"))
+
+        entry = LogEntry.objects.get()
+        assert (entry.object_id, entry.object_repr) == (subject, subject[:200])
 
     @pytest.mark.usefixtures("database")
     def test_in_the_log_of_the_admin_a_ban_is_a_change_of_a_subject(self) -> None:
@@ -524,6 +542,65 @@ class TestWhoAndWhy:
     def test_a_wrong_argument_is_an_error_that_names_it(self, given: dict[str, Any]) -> None:
         with pytest.raises(RuleError, match=f"^{next(iter(given))}="):
             ban("search", SUBJECT, 600, **given)
+
+
+@pytest.mark.usefixtures("either_store", "rules")
+class TestRecentBans:
+    def test_they_are_found_among_all_events_since_the_oldest(self) -> None:
+        with freeze(START):
+            check("0/m", SUBJECT)
+        with freeze(START + SECOND):
+            ban("search", SUBJECT, 600)
+            ban("login", SUBJECT, 600)
+
+            found = recent_bans(BanFilter(rule="search"))
+            oldest = newest_events(get_limiter().store, current().prefix, 9)[-1]
+
+        assert [(each.kind, each.rule) for each in found.events] == [("banned", "search")]
+        assert found.since == oldest.at
+
+    def test_they_are_among_the_newest_five_thousand_events(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = Mock()
+        log.newest_bans.return_value = ([], 0)
+        monkeypatch.setattr(bans, "event_log", lambda *_: log)
+
+        recent_bans(BanFilter())
+
+        log.newest_bans.assert_called_once_with(5_000)
+
+    def test_without_an_event_there_is_no_oldest(self) -> None:
+        assert recent_bans(BanFilter()) == ([], 0)
+
+
+@on_redis
+def test_the_rules_of_a_list_of_bans_are_those_whose_names_are_kept() -> None:
+    for rule in ("search", Rule.make("é" * 200, "2/m", ban=BAN), "login"):
+        ban(rule, SUBJECT, 600)
+
+    found = find_bans(BanFilter())
+
+    assert (found.rules, found.total, len(found.bans)) == (["login", "search"], 3, 3)
+
+
+@in_memory
+def test_a_list_has_ten_thousand_bans_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bans, "bans_in_force", listed := Mock(return_value=(0, [])))
+
+    find_bans(BanFilter())
+
+    listed.assert_called_once_with(10_000)
+
+
+@on_redis
+def test_a_ban_that_ends_at_this_moment_is_in_no_list() -> None:
+    with freeze(START):
+        ban("search", SUBJECT, 600)
+        ban("login", SUBJECT, 601)
+
+    with freeze(START + 600 * SECOND):
+        found = find_bans(BanFilter())
+
+    assert ([each.rule for each in found.bans], found.total) == (["login"], 1)
 
 
 def ban_event(subject: str = "user:1", rule: str = "api", at: int = 0, until: int = 600) -> Event:

@@ -9,7 +9,7 @@ from django.test import RequestFactory
 
 from django_quota import Decision, Rule, check, check_all, peek, refund, slot
 from django_quota.adapters import decide
-from django_quota.engine.system_operations import FIELD_ENDS, FIELDS, AddMetrics, MetricsKeys
+from django_quota.engine.system_operations import FIELD_ENDS, FIELDS, OTHER, AddMetrics, MetricsKeys
 from django_quota.exceptions import ConfigurationError
 from django_quota.limiting import metrics
 from django_quota.limiting.registry import get_limiter
@@ -17,6 +17,7 @@ from django_quota.metrics import RuleLabels, counted, observe, unobserve
 from django_quota.testing import freeze
 from tests.support.calls import operations_of
 from tests.support.counts import count_what_waits
+from tests.support.memory import with_room_for_metrics
 from tests.support.outages import no_answer
 from tests.support.steps import SECOND, START
 
@@ -254,6 +255,38 @@ def test_a_round_after_an_outage_sends_the_old_message_and_the_next(sent: list[A
     count_what_waits()
 
     assert [(each.number, each.counts) for each in sent] == [(1, {"open:a": 1}), (2, {"two:a": 1})]
+
+
+def test_a_message_has_five_hundred_subjects_and_slots_at_most(sent: list[AddMetrics]) -> None:
+    counting = get_limiter().metrics
+    for number in range(501):
+        counting.count_refusal(START, "api:r", f"user:{number}")
+        counting.count_slot(f"user:{number}", "export", 3, SECOND)
+
+    count_what_waits()
+
+    [message] = sent
+    assert (message.counts, len(message.refused), len(message.slots)) == ({"api:r": 501}, 500, 500)
+
+
+def test_a_message_counts_further_rules_together(sent: list[AddMetrics], monkeypatch: pytest.MonkeyPatch) -> None:
+    with_room_for_metrics(2, 9, monkeypatch)
+    for name in "abcd":
+        check("9/m", SUBJECT, name=name)
+    check("0/m", SUBJECT, name="e")
+
+    count_what_waits()
+
+    [message] = sent
+    assert message.counts == {"a:a": 1, "b:a": 1, f"{OTHER}:a": 2, f"{OTHER}:r": 1}
+
+
+def test_a_process_that_decides_nothing_sends_nothing(sent: list[AddMetrics]) -> None:
+    get_limiter().metrics.count_outage()
+
+    count_what_waits()
+
+    assert sent == []
 
 
 def test_a_round_sends_one_message(sent: list[AddMetrics]) -> None:

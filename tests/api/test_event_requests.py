@@ -28,7 +28,7 @@ from django_quota.models import QuotaOverride
 from django_quota.stores.memory import MemoryStore
 from django_quota.testing import freeze
 from tests.support.calls import both, run
-from tests.support.events import record
+from tests.support.events import event_fields, record
 from tests.support.inputs import inputs
 from tests.support.steps import SECOND, START
 from tests.support.stores import current_store
@@ -244,7 +244,7 @@ def test_a_decision_holds_if_its_event_cannot_be_written(
     decision = check("0/m", "user:1") if kind == "sync" else asyncio.run(acheck("0/m", "user:1"))
 
     assert (decision.allowed, decision.degraded) == (False, False)
-    assert "events could not be written" in caplog.text
+    assert caplog.messages == ["1 events could not be written: The quota store is unavailable: gone"]
 
 
 def failing_to_append(run_one: Callable[..., Any]) -> Callable[..., Any]:
@@ -458,6 +458,46 @@ def test_a_search_goes_on_after_the_last_event_that_it_saw(five: list[str]) -> N
 )
 def test_events_of_a_time_are_read(wanted: dict[str, int], found: int) -> None:
     assert len(logged(**wanted)) == found
+
+
+MILLISECONDS = START // 1_000
+
+
+@pytest.mark.parametrize(
+    ("until", "lasts"),
+    [
+        pytest.param(0, 0, id="without an end"),
+        pytest.param(START + 1_500_700, 1_200_000, id="to the millisecond"),
+        pytest.param(START, 0, id="of the past"),
+    ],
+)
+def test_an_event_lasts_until_its_end(until: int, lasts: int) -> None:
+    assert Event.read(f"{MILLISECONDS + 300}-0", event_fields(until=until)).lasts == lasts
+
+
+def test_the_moments_of_an_event_have_their_parts_of_a_second_in_json() -> None:
+    found = Event.read(f"{MILLISECONDS + 300}-0", event_fields(until=START + 1_500_700)).as_json()
+
+    assert (found["at"], found["until"]) == ("2025-11-21T04:40:00.300000+00:00", "2025-11-21T04:40:01.500700+00:00")
+
+
+@pytest.mark.parametrize(("path", "who"), [("", "user:7"), ("/login/", None)], ids=["by hand", "by a request"])
+def test_a_ban_was_set_by_its_user_if_no_request_caused_it(path: str, who: str | None) -> None:
+    assert Event.read("1-0", event_fields("banned", user="user:7", path=path)).set_by == who
+
+
+@pytest.mark.parametrize("name", ["kind", "share", "reason"])
+def test_an_entry_without_a_field_is_an_error_that_names_it(name: str) -> None:
+    fields = event_fields()
+    del fields[name]
+
+    with pytest.raises(ValueError, match=f"^entry 1-0 has no '{name}'$"):
+        Event.read("1-0", fields)
+
+
+def test_an_entry_of_another_kind_is_an_error_that_names_it() -> None:
+    with pytest.raises(ValueError, match=r"^entry 1-0 is of the kind 'gone'$"):
+        Event.read("1-0", event_fields("gone"))
 
 
 EVENT = Event("1000-0", "refused", "api", "ip:192.0.2.1+user:9", 0, 0, 5, 0, 0.0, 1, "user:7", "GET", "/api/x/")

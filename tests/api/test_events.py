@@ -29,7 +29,7 @@ from django_quota.core.errors import StorePermissionDenied
 from django_quota.core.keys import escape, field
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features import events as module
-from django_quota.features.events import BEGINNING, EVENTS_A_PAGE, LEFT_AFTER, Event, EventGroup, EventStream
+from django_quota.features.events import BEGINNING, EVENTS_A_PAGE, Event, EventGroup, EventStream
 from django_quota.limiting.flusher import flusher
 from django_quota.management.commands import quota_events
 from django_quota.models import QuotaOverride
@@ -119,7 +119,7 @@ def begin(raw: redis.Redis, after: str = BEGINNING) -> None:
     raw.xgroup_create(STREAM, "g", after, mkstream=True)
 
 
-def hand_out(raw: redis.Redis, count: int, *, idle: int = LEFT_AFTER) -> None:
+def hand_out(raw: redis.Redis, count: int, *, idle: int = 60_000) -> None:
     """Hand events to a reader who dies; they were left for so many milliseconds."""
     for _, entries in cast("Any", raw.xreadgroup("g", "killed", {STREAM: ">"}, count)):
         raw.xclaim(STREAM, "g", "killed", 0, [entry_id for entry_id, _ in entries], idle=idle)
@@ -134,7 +134,7 @@ def left(raw: redis.Redis) -> None:
     """Let what a reader has not acknowledged be for another one, as after a minute."""
     ids = [each["message_id"] for each in cast("Any", raw.xpending_range(STREAM, "g", "-", "+", 999))]
     if ids:
-        raw.xclaim(STREAM, "g", "killed", 0, ids, idle=LEFT_AFTER)
+        raw.xclaim(STREAM, "g", "killed", 0, ids, idle=60_000)
 
 
 @pytest.fixture
@@ -569,6 +569,23 @@ def test_events_that_were_left_too_long_come_first(raw: redis.Redis, small_pages
 
     assert subjects() == names
     assert pending(raw) == 0
+
+
+def test_a_reader_leaves_events_that_another_has_had_for_less_than_a_minute(raw: redis.Redis) -> None:
+    begin(raw)
+    tell(raw, "ip:1")
+    hand_out(raw, 1, idle=40_000)
+
+    assert subjects() == []
+
+
+def test_all_readers_of_a_group_are_one_consumer_of_redis(raw: redis.Redis) -> None:
+    begin(raw)
+    tell(raw, "ip:1")
+    for _ in range(2):
+        read()
+
+    assert [each["name"] for each in cast("Any", raw.xinfo_consumers(STREAM, "g"))] == [b"quota_events"]
 
 
 def test_events_that_another_reader_has_are_not_read(raw: redis.Redis, small_pages: None) -> None:

@@ -11,10 +11,11 @@ from django.test import RequestFactory
 from django_quota import Rule, check, check_all, peek, reserve, slot
 from django_quota.adapters import decide
 from django_quota.conf import current
-from django_quota.core.clock import DAY
+from django_quota.core.clock import DAY, machine_now
 from django_quota.core.errors import ConfigurationError, StoreUnavailable
 from django_quota.core.overrides import OverrideTable
 from django_quota.engine.asks import Ask
+from django_quota.engine.codec import RETRY_WITH
 from django_quota.limiting import fallback, metrics, stores
 from django_quota.limiting import limiter as limiter_module
 from django_quota.limiting.fallback import Workers
@@ -95,6 +96,18 @@ def test_an_error_of_the_second_store_gives_nothing_back_of_a_forced_hit(two: An
         limiter.decide(ASKS, "force")
 
     assert left(limiter, BURST) == 4
+
+
+def test_an_error_of_the_second_store_takes_no_day_from_a_rule_without_a_limit(two: Any) -> None:
+    limiter, _, second = two
+    free = Ask(Rule.make("free", None, daily=True), SUBJECT, 1)
+    with (
+        patch.object(second, "run", side_effect=ConfigurationError("The database is not configured.")),
+        pytest.raises(ConfigurationError),
+    ):
+        limiter.decide([free, *ASKS], "check")
+
+    assert len(limiter.unasked) == 0
 
 
 def test_the_counts_of_a_process_are_shared_once_the_second_store_is_used(two: Any) -> None:
@@ -265,6 +278,33 @@ def test_an_outage_that_a_decision_meets_is_counted() -> None:
     assert running_totals().outages == 1
 
 
+def test_in_an_outage_a_rule_that_does_not_block_is_refused_beside_one_that_counts_here() -> None:
+    soft = Rule.make("soft", "9/m", on_unavailable="deny", block=False)
+    local = Rule.make("local", "9/m", on_unavailable="local")
+
+    with no_answer():
+        decision = check_all([(soft, SUBJECT), (local, SUBJECT)])
+
+    assert (decision.allowed, decision.enforced, decision.rule, decision.degraded) == (False, False, "soft", True)
+    assert [(each.rule, each.allowed, each.remaining) for each in decision.outcomes] == [("local", True, 8)]
+
+
+def test_in_an_outage_the_rate_of_an_override_holds_and_is_named() -> None:
+    override("r 0 0 5/m", "local", SUBJECT)
+
+    with no_answer():
+        [outcome] = check(Rule.make("local", "9/m", on_unavailable="local"), SUBJECT).outcomes
+
+    assert (outcome.limit, outcome.remaining, outcome.why) == (5, 4, "override")
+
+
+def test_a_memory_that_does_not_accept_its_own_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(get_limiter().fallback.local, "run", lambda *_: [START, RETRY_WITH])
+
+    with no_answer(), pytest.raises(RuntimeError, match="did not accept the day or period of its own time"):
+        check(Rule.make("local", "9/month", algorithm="calendar", on_unavailable="local"), SUBJECT)
+
+
 def test_an_outage_goes_on_while_one_server_of_the_store_is_down(clock: Clock) -> None:
     outages = get_limiter().outages
     outages._clock = clock
@@ -296,6 +336,26 @@ def test_a_clock_that_differs_from_the_stores_is_corrected_by_its_first_answer(
 
     assert len(asked) == 3
     assert abs(limiter.stores.skew) < DAY // 2
+
+
+@pytest.mark.parametrize("what", ["a check", "a settlement", "a look"])
+def test_a_clock_that_differs_is_known_after_the_first_answer_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each call would be made twice: for the wrong period, and for that of the store."""
+    rule, limiter = Rule.make("api", "9/d", algorithm="calendar"), get_limiter()
+    run = limiter.store.run
+    monkeypatch.setattr(limiter.store, "run", lambda operation, _=None: run(operation, machine_now() + 2 * DAY))
+    reservation = reserve(rule, "user:1", 5)
+    asked = calls_of(monkeypatch)
+
+    match what:
+        case "a check":
+            check(rule, "user:1")
+        case "a settlement":
+            reservation.settle(3)
+        case _:
+            limiter.look([Ask(rule, "user:1", 1)], OverrideTable())
+
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -486,6 +546,23 @@ class TestCleaning:
         assert (now, batch) == (START, 1_000)
         assert tuple(events) == (current().events, current().event_days * DAY)
 
+    def test_a_limiter_that_is_closed_deletes_nothing(
+        self, deleted: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("random.uniform", lambda low, high: 0.0)
+        store: Any = MemoryStore()
+        store.database = Mock()
+        limiter = Limiter(store)
+        numbers = []
+
+        flusher.flush()
+        numbers.append(len(deleted))
+        limiter.close()
+        flusher.flush()
+        numbers.append(len(deleted))
+
+        assert numbers == [1, 1]
+
     def test_the_process_cleans_in_its_rounds(self, cleaning: Cleaning, clock: Clock, deleted: list[Any]) -> None:
         clock.now += 45.0
 
@@ -592,6 +669,12 @@ def test_the_part_of_a_rule_for_a_process_is(options: Any, workers: int, rates: 
     part = fallback.part_of(rule, workers)
 
     assert ([str(rate) for rate in part.rates], part.burst) == (rates, burst)
+
+
+def test_a_process_that_is_alone_decides_by_the_rule_itself() -> None:
+    rule = Rule.make("api", "9/m")
+
+    assert fallback.part_of(rule, 1) is rule
 
 
 def test_the_part_of_a_rate_of_nothing_is_nothing() -> None:

@@ -300,7 +300,12 @@ def test_a_call_that_blocks_an_event_loop_warns_once_a_place(settings: Any, memo
         asyncio.run(call())
 
     lines = [Path(each.filename).read_text().splitlines()[each.lineno - 1].strip() for each in caught]
-    assert {str(each.message).partition(".")[0] for each in caught} == {"This call blocks the event loop"}
+    assert {(each.category, str(each.message)) for each in caught} == {
+        (
+            RuntimeWarning,
+            "This call blocks the event loop. Await its async form, whose name begins with a: acheck() for check().",
+        )
+    }
     assert lines == ['check("1/m", "user:1")', 'counter("clicks").incr("user:1")']
 
 

@@ -598,6 +598,49 @@ def test_a_process_that_stays_too_busy_says_so_once_a_minute(clock: Clock, caplo
     assert logged == [1, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("error", "subjects", "level", "line"),
+    [
+        pytest.param(
+            StoreBusy("all connections are in use."),
+            ["user:1"],
+            "WARNING",
+            "This process has more requests than it can ask the quota store about: all connections are in use. Those "
+            'that got no answer are counted in its memory, except for rules with on_unavailable="deny". Run more '
+            "processes.",
+            id="too many requests",
+        ),
+        pytest.param(
+            StoreDataError("it is a list."),
+            ["user:1", "user:2", "user:1"],
+            "ERROR",
+            "Unexpected data in the store for 'user:1' and 'user:2': it is a list. Rules decide by on_unavailable "
+            "until it is deleted.",
+            id="data of another program",
+        ),
+        pytest.param(
+            StoreCommandDenied("no permission to run ZADD."),
+            ["user:1"],
+            "ERROR",
+            "Redis does not permit a command: no permission to run ZADD. Calls that need it fail, or are decided by "
+            "on_unavailable; everything else works.",
+            id="a command that decisions do not need",
+        ),
+    ],
+)
+def test_a_failure_that_is_no_outage_has_one_line_in_the_log(
+    error: StoreUnavailable, subjects: list[str], level: str, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    outages = Outages(Clock())
+
+    announced = [outages.failed(error, subjects, is_decision=False) for _ in range(2)]
+
+    assert (announced, outages.is_on) == ([[], []], False)
+    assert [(each.name, each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("django_quota.store", level, line)
+    ]
+
+
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize(
     ("error", "is_outage"),

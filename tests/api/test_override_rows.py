@@ -2,11 +2,14 @@
 
 import gc
 import shutil
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -392,6 +395,21 @@ def test_the_reader_of_postgresql_waits(
         assert in_a_thread(used) == options
 
 
+def test_the_reader_of_a_backend_that_is_not_djangos_waits_as_the_site_says(
+    reader: ReaderConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shop_backend", ModuleType("shop_backend"))
+    monkeypatch.setitem(sys.modules, "shop_backend.base", import_module(f"{POSTGRESQL['ENGINE']}.base"))
+
+    def used() -> dict[str, Any]:
+        with patch("django.db.backends.postgresql.base.DatabaseWrapper.ensure_connection"):
+            reader.use("default")
+            return dict(connections["default"].settings_dict["OPTIONS"])
+
+    with default_database({**POSTGRESQL, "ENGINE": "shop_backend", "OPTIONS": {"connect_timeout": 9}}):
+        assert in_a_thread(used) == {"connect_timeout": 9}
+
+
 def test_the_reader_waits_for_mysql_two_seconds_and_then_ten() -> None:
     assert override_rows._PATIENCE["mysql"] == {"connect_timeout": 2, "read_timeout": 10}
 
@@ -517,6 +535,25 @@ class TestOnTheConnectionOfARequest:
 
         assert connection.connection is None
         assert not QuotaOverride.objects.exists()
+
+    def test_a_transaction_that_has_failed_is_not_read_in(self) -> None:
+        done: list[str] = []
+
+        with transaction.atomic():
+            transaction.set_rollback(True)
+            DatabaseRows().read_here(lambda: done.append("read"))
+        DatabaseRows().read_here(lambda: done.append("after it"))
+
+        assert done == ["after it"]
+
+    def test_a_transaction_is_known_to_be_one(self, other: str) -> None:
+        found = [DatabaseRows().is_in_transaction]
+        with transaction.atomic():  # of another database
+            found.append(DatabaseRows().is_in_transaction)
+        with transaction.atomic(using=other):
+            found.append(DatabaseRows().is_in_transaction)
+
+        assert found == [False, False, True]
 
     def test_a_transaction_is_read_in_at_a_savepoint_of_its_own(self, other: str) -> None:
         found: list[int] = []

@@ -14,11 +14,12 @@ from django_quota.conf import rule_of
 from django_quota.core import clock
 from django_quota.core.clock import DAY
 from django_quota.core.errors import RuleError
-from django_quota.core.flow import run_sync
+from django_quota.core.flow import IOCall, run_sync
 from django_quota.engine.asks import Ask
 from django_quota.engine.compiled import CompiledRule
 from django_quota.limiting import prefetch
 from django_quota.limiting.metrics import observe, unobserve
+from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.operating.activity import activity, running_totals
 from django_quota.operating.inspection import load_snapshot
@@ -141,6 +142,13 @@ class TestAShareEnds:
             reset(named, SUBJECT)
             assert left(rule) == 1_000
 
+    def test_only_if_there_is_one_when_its_subject_is_reset(self) -> None:
+        with freeze(START):
+            allowed(1)
+
+            assert reset(HOT, SUBJECT) == 1
+            assert left() == 1_000
+
     def test_with_a_refund_that_sees_what_was_spent(self) -> None:
         with freeze(START):
             allowed(50)
@@ -214,6 +222,14 @@ class TestAPlan:
             count_what_waits()
 
             assert checks_of_today() == {"hot": (50, 0, 0), "other": (50, 0, 0)}
+
+    def test_beside_single_hits_is_counted_once_in_the_metrics(self) -> None:
+        with freeze(START):
+            assert all(check_all([(HOT, SUBJECT), (self.OTHER, SUBJECT)]) for _ in range(12))
+            assert all(check(HOT, SUBJECT).approximate for _ in range(3))
+            count_what_waits()
+
+            assert checks_of_today() == {"hot": (15, 0, 0), "other": (12, 0, 0)}
 
     def block_one(self, subject: str = SUBJECT) -> None:
         """Have a share of 16 units, and be refused 16 times by the block of another subject."""
@@ -370,19 +386,28 @@ class TestACallThatIsSpent:
         with QuotaKit().off():
             assert not check(HOT, SUBJECT).approximate
 
-    def test_is_observed(self, no_decider: Any) -> None:
-        seen: list[bool] = []
+    def test_is_observed_with_its_duration(self, no_decider: Any) -> None:
+        seen: list[tuple[bool, bool]] = []
 
-        def note(decision: Decision) -> None:
-            seen.append(decision.approximate)
+        def note(decision: Decision, seconds: float | None) -> None:
+            seen.append((decision.approximate, seconds is not None and 0 < seconds < 60))
 
         allowed(8)
-        observe(note)
+        observe(note, duration=True)
         try:
             check(HOT, SUBJECT)
         finally:
             unobserve(note)
-        assert seen == [True]
+        assert seen == [(True, True)]
+
+    def test_reads_the_overrides_first_if_they_are_old(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        read: list[int] = []
+        allowed(8)
+        monkeypatch.setattr(overrides, "refreshing", lambda: IOCall(lambda: read.append(1), asyncio.sleep))
+
+        decision = check(HOT, SUBJECT)
+
+        assert (decision.approximate, read) == (True, [1])
 
     def test_is_counted_as_a_call_that_was_saved(self, asked: list[int]) -> None:
         allowed(50)

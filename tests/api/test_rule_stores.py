@@ -45,7 +45,7 @@ from django_quota.limiting.registry import counting_stores, get_limiter
 from django_quota.management.commands import quota_rollup
 from django_quota.models import DailyCounter
 from django_quota.operating.inspection import load_snapshot
-from django_quota.signals import near_limit
+from django_quota.signals import near_limit, refused
 from django_quota.stores.base import Store
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.testing import RedisServer, freeze
@@ -354,6 +354,35 @@ def test_the_signal_of_a_share_is_not_sent_for_a_hit_that_is_given_back() -> Non
         told.clear()
         check_all([("burst", "user:1", 3), ("month", "user:1")])
     assert told == []
+
+
+@pytest.mark.usefixtures("bursts")
+@pytest.mark.parametrize("full", ["burst", "month"], ids=["the first store", "the database"])
+def test_a_refusal_of_a_request_on_both_stores_is_signalled_once_by(full: str) -> None:
+    told: list[str] = []
+
+    def listen(sender: object, rule: Rule, **_: object) -> None:
+        told.append(rule.name)
+
+    check(full, "user:1", 5 if full == "month" else 3)
+    with received(refused, listen):
+        check_all([("burst", "user:1"), ("month", "user:1")])
+
+    assert told == [full]
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_request_that_the_database_refuses_counts_no_day_of_a_rule_without_a_limit() -> None:
+    free = Rule.make("free", None, daily=True)
+    check("month", "user:1", 5)
+
+    with freeze(START):
+        check_all([(free, "user:1"), ("burst", "user:1"), ("month", "user:1")])
+        get_limiter().unasked.flush()
+        check(free, "user:1")
+        get_limiter().unasked.flush()
+
+        assert [day["free"].allowed for day in recent_usage("user:1").values()] == [1]
 
 
 @pytest.mark.usefixtures("bursts")

@@ -2,12 +2,14 @@
 
 import asyncio
 import gc
+import io
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from django.core.signals import request_finished, request_started
+from django.http import FileResponse
 
 from django_quota.core.flow import Flow
 from django_quota.features.request_end import at_request_end, at_stream_end
@@ -37,6 +39,30 @@ class Content:
     def ending(self) -> Flow[None]:
         yield from ()
         self.ended += 1
+
+
+class Broken(Iterator[str]):
+    """Parts that cannot be closed."""
+
+    def __next__(self) -> str:
+        raise StopIteration
+
+    def close(self) -> None:
+        raise ZeroDivisionError
+
+
+class Parts(AsyncIterator[str]):
+    """Parts that have nothing to close."""
+
+    async def __anext__(self) -> str:
+        raise StopAsyncIteration
+
+
+class AsyncBroken(Parts):
+    """Parts that cannot be closed."""
+
+    async def aclose(self) -> None:
+        raise ZeroDivisionError
 
 
 @pytest.fixture
@@ -70,6 +96,32 @@ class TestSync:
 
         assert (content.closed, content.ended) == (1, 1)
 
+    def test_a_stream_of_what_has_no_close_can_be_closed(self, content: Content) -> None:
+        at_stream_end(iter("ab"), content.ending).close()  # type: ignore[attr-defined]
+
+        assert content.ended == 1
+
+    def test_the_flow_runs_though_the_content_cannot_be_closed(self, content: Content) -> None:
+        stream: Any = at_stream_end(Broken(), content.ending)
+
+        with pytest.raises(ZeroDivisionError):
+            stream.close()
+
+        assert content.ended == 1
+
+    def test_the_flow_of_a_file_runs_when_its_response_is_closed(self, content: Content) -> None:
+        """The server sends the file itself, and reads no stream."""
+        response = FileResponse(io.BytesIO(b"ab"))
+        sent = response.file_to_stream
+
+        assert at_stream_end(response, content.ending) is response
+        ended = [content.ended]
+        for _ in range(2):
+            response.close()
+            ended.append(content.ended)
+
+        assert (response.file_to_stream, ended) == (sent, [0, 1, 1])
+
     def test_the_flow_runs_though_the_stream_fails(self, content: Content) -> None:
         stream = at_stream_end((1 / 0 for _ in "a"), content.ending)
 
@@ -84,7 +136,13 @@ class TestSync:
             raise ZeroDivisionError
 
         assert list(at_stream_end(iter("ab"), ending)) == ["a", "b"]
-        assert "A stream has ended, but a part of what it held was not given back." in caplog.text
+        [record] = caplog.records
+        assert (record.name, record.levelname, record.getMessage()) == (
+            "django_quota.web",
+            "ERROR",
+            "A stream has ended, but a part of what it held was not given back.",
+        )
+        assert record.exc_info is not None
 
 
 class TestAsync:
@@ -115,6 +173,22 @@ class TestAsync:
             await anext(stream)
             await stream.aclose()
             assert (content.closed, content.ended) == (1, 1)
+
+        asyncio.run(close())
+
+    def test_a_stream_of_what_has_no_close_can_be_closed(self, content: Content) -> None:
+        async def close() -> None:
+            await at_stream_end(Parts(), content.ending).aclose()  # type: ignore[attr-defined]
+            assert content.ended == 1
+
+        asyncio.run(close())
+
+    def test_the_flow_runs_though_the_content_cannot_be_closed(self, content: Content) -> None:
+        async def close() -> None:
+            stream: Any = at_stream_end(AsyncBroken(), content.ending)
+            with pytest.raises(ZeroDivisionError):
+                await stream.aclose()
+            assert content.ended == 1
 
         asyncio.run(close())
 
@@ -164,7 +238,13 @@ class TestTheEndOfARequest:
         request_finished.send(None)
 
         assert sorted(done) == ["first", "last"]
-        assert "A request has ended, but a part of what it held was not given back." in caplog.text
+        [record] = caplog.records
+        assert (record.name, record.levelname, record.getMessage()) == (
+            "django_quota.web",
+            "ERROR",
+            "A request has ended, but a part of what it held was not given back.",
+        )
+        assert record.exc_info is not None
 
     def test_leaves_no_request_to_which_an_action_could_be_added(self) -> None:
         request_started.send(None)

@@ -138,6 +138,32 @@ def test_ten_thousand_places_can_wait(hits: UnaskedHits) -> None:
     assert len(hits) == 10_000
 
 
+def test_the_log_says_what_is_left_out(
+    hits: UnaskedHits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_room_for_uncounted(1_000, monkeypatch)
+    for number in range(1_002):
+        hits.add(place(number), REFUSED_ONCE)
+
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("django_quota.metrics", "WARNING")
+    assert record.getMessage() == (
+        "The hits of 1,000 rules and subjects wait to be counted. Until the store answers, the usage and events will "
+        "lack further hits that this process decides without it."
+    )
+
+
+def test_a_round_ends_the_time_in_which_hits_are_left_out(hits: UnaskedHits, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_room_for_uncounted(1, monkeypatch)
+    for number in (1, 2):
+        hits.add(place(number), REFUSED_ONCE)
+
+    hits.flush()
+    hits.add(place(2), REFUSED_ONCE)
+
+    assert len(hits) == 1
+
+
 # --- signals and events -----------------------------------------------------------------------------------------------
 
 

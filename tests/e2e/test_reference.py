@@ -25,6 +25,8 @@ from django_quota.core.rules import OPTIONS, CallOptions, Rule, RuleOptions
 from django_quota.features.counters.calls import MAX_DAYS
 from django_quota.features.events import SEARCHED
 from django_quota.http.refusal_page import LimitShown, page_context
+from django_quota.limiting.overrides import MAX_OVERRIDES
+from django_quota.limiting.prefetch import MIN_DEMAND
 from django_quota.limiting.unasked import MAX_PLACES
 from django_quota.stores.redis.async_wire import MOST_UNDER_WAY, MOST_WAITING
 from django_quota.stores.redis.connections import REDIS_CONNECTIONS
@@ -112,10 +114,13 @@ def test_a_setting_is_listed_with_its_default(name: str) -> None:
         ("api", "for at most {} days", MAX_DAYS),
         ("counters", "may have {} grants", MAX_GRANTS),
         ("graphql", "more than {} tokens", MAX_TOKENS),
+        ("hot_limits", "fewer than {} units", MIN_DEMAND),
+        ("monitoring", "look at {} events at a time", SEARCHED),
         ("reliability", "A process uses {} connections", REDIS_CONNECTIONS),
         ("reliability", "if {} others wait for a reply", MOST_UNDER_WAY),
         ("reliability", "if {} wait for a turn", MOST_WAITING),
         ("reliability", "keeps at most {} rules and subjects", MAX_PLACES),
+        ("settings", "more than {} overrides hold", MAX_OVERRIDES),
     ],
     ids=str,
 )
