@@ -643,10 +643,16 @@ def test_replies_are_read_in_python_as_by_hiredis() -> None:
     assert {at: replies for at, replies in found.items() if replies != whole} == {}
 
 
+@pytest.mark.parametrize("kind", [b"+", b"-", b":", b"$", b"*", b"_", b"#", b",", b"%", b"~", b">"])
+def test_a_reply_of_any_kind_may_have_only_begun(kind: bytes) -> None:
+    assert read_in_parts(reading.PlainReader, kind, 0) == []
+
+
+@pytest.mark.parametrize(("said", "words"), [(b"no", "ERR no"), (b"\xff", "ERR \ufffd")], ids=["a text", "no text"])
 @pytest.mark.usefixtures("parser")
-def test_an_error_reply_is_an_error_that_is_returned() -> None:
-    (error,) = read_in_parts(reading.reply_reader, b"-ERR no\r\n", 3)
-    assert (type(error), str(error)) == (ResponseError, "ERR no")
+def test_an_error_reply_is_an_error_that_is_returned(said: bytes, words: str) -> None:
+    (error,) = read_in_parts(reading.reply_reader, b"-ERR " + said + b"\r\n", 3)
+    assert (type(error), str(error)) == (ResponseError, words)
 
 
 @pytest.mark.usefixtures("parser")
