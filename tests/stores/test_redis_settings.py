@@ -166,6 +166,7 @@ class TestAProblemOfTheOptions:
         with pytest.raises(StoreBusy) as caught:
             Which(OSError(errno.EMFILE, "Too many open files")).problem()
         assert caught.value.reason == "this process cannot open another file: [Errno 24] Too many open files"
+        assert caught.value.__suppress_context__  # the frames of redis-py have the password
 
     def test_comes_with_what_else_a_site_can_use(self) -> None:
         problem = RedisProblem("E004", "x", "Name it.", "Or use another.")
@@ -252,6 +253,12 @@ def test_what_is_wrong_with_an_alias_is_named(alias: str, problem: tuple[str, ..
 
     assert which.problem() == problem
     assert which.name == f'CACHES["{alias}"]'
+
+
+@pytest.mark.parametrize("how", [WhichRedis.new_pool, lambda each: each.option("db"), WhichRedis.cluster])
+def test_an_alias_without_a_redis_leads_nowhere(how: Callable[[WhichRedis], object]) -> None:
+    with pytest.raises(NotImplementedError):
+        how(redis_of_alias("no such alias"))
 
 
 class TestAnAliasOfDjangosOwnCache:
@@ -417,6 +424,7 @@ class TestAFunctionOfTheSite:
         with pytest.raises(RedisConnectionError) as caught:
             provider.get_credentials()
         assert str(caught.value) == words
+        assert caught.value.__suppress_context__  # the frames of the site may have the password
 
     def test_that_fails_may_name_a_cluster_the_next_time(self) -> None:
         which = GivenRedis(Mock(side_effect=[ValueError("x"), {"startup_nodes": [("a", 1)]}]))

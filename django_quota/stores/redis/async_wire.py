@@ -308,7 +308,7 @@ class AsyncWire:
     def _is_fit(self, line: Line, *, has_read: bool) -> bool:
         """Say whether a line on which nothing is under way can be written to now. If not, prepare it."""
         source = self._source
-        if line.transport.is_closing() or (source.sentinels is not None and source.leads_elsewhere(line.connection)):
+        if line.transport.is_closing() or source.leads_elsewhere(line.connection):
             line.lost(None)
             return False
         if not self._waiting:

@@ -277,7 +277,7 @@ class SyncPool:
                 wire = self._idle.pop()
             except IndexError:
                 return self._connect()
-            if not wire.is_ready() or (self._source.sentinels and self._source.leads_elsewhere(wire.connection)):
+            if not wire.is_ready() or self._source.leads_elsewhere(wire.connection):
                 wire.close()
             elif time.monotonic() < wire.used + CHECK_AFTER_IDLE or self._answers(wire):
                 return wire
