@@ -1,6 +1,7 @@
 """The clients that find the servers of a Cluster: none is dropped with its connections open."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -182,6 +183,10 @@ class TestTheClientOfALoop:
             return [is_first_by_another, await second, await side.is_loaded_by_another("script")]
 
         assert asyncio.run(send()) == [False, True, False]
+
+
+def test_a_pause_holds_up_a_thread_or_a_task() -> None:
+    assert (SyncSide.pause, AsyncSide.pause) == (time.sleep, asyncio.sleep)
 
 
 def test_each_thread_sends_a_script_itself(settings_of_cluster: Any) -> None:
@@ -452,6 +457,12 @@ class TestTheSettingsOfACluster:
     def test_have_a_default_for_each_client(self, option: str, value: Any, made_of: Any) -> None:
         assert made_of().options[option] == value
 
+    def test_give_the_clients_no_other_options(self, made_of: Any) -> None:
+        assert sorted(made_of(password="x").options) == [
+            "address_remap", "decode_responses", "max_connections", "password", "protocol", "reinitialize_steps",
+            "require_full_coverage", "socket_connect_timeout", "socket_timeout",
+        ]  # fmt: skip
+
     def test_give_the_clients_what_maps_addresses(self, made_of: Any) -> None:
         assert made_of(address_remap=max).options["address_remap"] is max
 
@@ -463,7 +474,7 @@ class TestTheSettingsOfACluster:
         assert option not in made_of(**{option: 7}).options
 
     def test_never_let_a_client_raise_for_want_of_connections(self, made_of: Any) -> None:
-        assert made_of(max_connections=3).options["max_connections"] > 1_000_000
+        assert made_of(max_connections=3).options["max_connections"] == 2**31
 
     def test_limit_the_connections_to_each_server(self, made_of: Any) -> None:
         pool = made_of(max_connections=3, timeout=9).sync_pool(Address("a", 1), Breaker())
@@ -485,10 +496,15 @@ class TestTheSettingsOfACluster:
         assert (options["host"], options["port"], options["protocol"], wire._patience) == ("b", 2, 2, 9)
 
     def test_lead_plain_commands_to_their_server(self, made_of: Any) -> None:
-        options = made_of(socket_timeout=9).plain_client("2001:db8::1:7000").connection_pool.connection_kwargs
+        given = {"socket_timeout": 9, "max_connections": 3, "address_remap": max, "timeout": 5, "db": 0}
 
+        pool = made_of(**given).plain_client("2001:db8::1:7000").connection_pool
+
+        options = pool.connection_kwargs
         assert (options["host"], options["port"]) == ("2001:db8::1", 7000)
         assert (options["socket_timeout"], options["socket_connect_timeout"]) == (9, PLAIN_TIMEOUT)
+        assert not {"address_remap", "timeout", "db"} & options.keys()
+        assert pool.max_connections > 3
 
 
 def test_a_client_that_reaches_no_server_is_closed(settings_of_cluster: Any) -> None:
