@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -232,7 +232,7 @@ class TestACallThatWaitsForRoom:
 
             site.timers.pass_ticks(1)
 
-            assert "busy for 0.5 s" in (await error_of(waiting)).reason
+            assert (await error_of(waiting)).reason == "others kept this event loop busy for 0.5 s"
 
         with_site(ask, patience=8, most=1)
 
@@ -319,8 +319,10 @@ class Connection:
         self.socket_connect_timeout = options["socket_connect_timeout"]
         self.disconnected = 0
         self.stops: str = options["stops"]
+        self.while_connecting: Any = None
 
     async def connect(self) -> None:
+        self.while_connecting = self.socket_timeout, self.socket_connect_timeout
         if self.stops == "at the socket":
             await asyncio.sleep(PATIENCE)
         await getattr(self, "redis_connect_func" if self.redis_connect_func else async_wire._GREETS)()
@@ -335,6 +337,7 @@ class Connection:
         return self.stops == "says more"
 
     async def disconnect(self, nowait: bool = False) -> None:
+        assert nowait  # redis-py would wait for the socket
         self.disconnected += 1
 
 
@@ -401,18 +404,23 @@ class TestANewConnection:
 
             error = await error_of(connecting)
             assert (type(error), str(error)) == (RedisTimeoutError, "Timeout connecting to server")
+            assert error.__suppress_context__  # a time-out of asyncio says nothing more
 
         opening(wait, stops, kind, played_sentinels(clients=asked) if asked else None)
 
     @pytest.mark.parametrize(
         ("stops", "error"),
-        [("raises", RedisConnectionError), ("says more", ConnectFailedError)],
+        [
+            ("raises", RedisConnectionError("no such host")),
+            ("says more", ConnectFailedError("the server sent unexpected data after connecting")),
+        ],
         ids=["cannot be made", "says more than it was asked"],
     )
-    def test_that_fails_is_closed(self, stops: str, error: type[Exception], opening: Any) -> None:
+    def test_that_fails_is_closed(self, stops: str, error: Exception, opening: Any) -> None:
         async def wait(_: AsyncWire, __: Timers, connecting: asyncio.Task[Any]) -> None:
-            with pytest.raises(error):
+            with pytest.raises(type(error)) as caught:
                 await connecting
+            assert str(caught.value) == str(error)
             assert [each.disconnected for each in Connection.made] == [1]
 
         opening(wait, stops)
@@ -440,6 +448,14 @@ class TestANewConnection:
     def test_that_serves_stays_open(self, opening: Any) -> None:
         async def wait(_: AsyncWire, __: Timers, connecting: asyncio.Task[Any]) -> None:
             assert (await connecting).disconnected == 0
+
+        opening(wait)
+
+    def test_has_no_time_out_of_redis_py_meanwhile(self, opening: Any) -> None:
+        """It would end while the loop is held up, though the server has answered."""
+
+        async def wait(_: AsyncWire, __: Timers, connecting: asyncio.Task[Any]) -> None:
+            assert (await connecting).while_connecting == (None, None)
 
         opening(wait)
 
@@ -474,6 +490,23 @@ class TestANewConnection:
             assert wire._connecting is None
 
         opening(wait)
+
+
+def test_a_call_whose_event_loop_ends_while_it_connects_finds_the_process_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "made", [], raising=False)
+
+    async def end() -> None:
+        options = {"socket_timeout": 60.0, "socket_connect_timeout": 60.0, "stops": "at the socket"}
+        wire = AsyncWire(Source(Connection, options), 60.0, breaker := Breaker())
+        call = asyncio.ensure_future(wire.execute(("PING",)))
+        await until(lambda: Connection.made)
+        cast("Any", wire._opening).cancel()
+        await until(call.done)
+        error: Any = call.exception()
+        assert (type(error), error.reason) == (StoreBusy, "this event loop ends")
+        assert not breaker.has_failed
+
+    asyncio.run(end())
 
 
 class TestAConnectionBehindSentinels:
@@ -523,7 +556,8 @@ class TestAConnectionBehindSentinels:
         times, error = tried(self.LONGEST + 0.01, self.LONGEST + 0.01)
 
         assert (times, type(error)) == (2, StoreBusy)
-        assert "too busy to connect: late" in str(error)
+        assert cast("Any", error).reason == "this process was too busy to connect: late"
+        assert error.__suppress_context__  # the frames of redis-py have the password
 
     def test_is_not_tried_again_where_there_are_no_sentinels(self, tried: Any) -> None:
         times, error = tried(100.0, asked=0)

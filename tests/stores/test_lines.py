@@ -4,7 +4,8 @@ import asyncio
 import socket
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock, call
@@ -21,7 +22,8 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis import async_wire
 from django_quota.stores.redis.async_wire import AsyncWire, ByLoop, Line, Loading, cancellable
 from django_quota.stores.redis.connections import ASK, CHECK_AFTER_IDLE, Source
-from tests.support.event_loops import settled
+from tests.support.commands import PATIENCE
+from tests.support.event_loops import settled, until
 from tests.support.outages import fail
 from tests.support.sentinels import played_sentinels
 from tests.support.steps import Clock
@@ -272,6 +274,7 @@ class TestTheEndOfALine:
 @pytest.mark.parametrize("commands", [[b"a"], [b"a", b"b"]], ids=len)
 def test_commands_go_out_in_one_write(commands: list[bytes], with_line: Any) -> None:
     def test(ends: Ends) -> None:
+        assert ends.line.is_known
         ends.line.send(commands, LATE)
 
         assert ends.transport.write.call_args_list == [call(b"".join(commands))]
@@ -334,7 +337,19 @@ class TestAProbe:
         async def test() -> None:
             self.due(wire := Wire())
             await wire.fail_with(StoreBusy("busy"))
+            assert wire.breaker.is_open
             assert not wire.breaker.is_refusing()
+
+        asyncio.run(test())
+
+    def test_whose_connection_is_cut_lets_another_one_ask(self) -> None:
+        async def test() -> None:
+            self.due(wire := Wire())
+            probe = wire.execute()
+            await settled()
+            wire.wire.lost(Mock(is_asked=False), RedisConnectionError("Connection closed by server."), [None])
+            assert not wire.breaker.is_refusing()
+            probe.cancel()
 
         asyncio.run(test())
 
@@ -369,6 +384,18 @@ class TestAWire:
                 await tasks[2]
             wire.wire._fail(StoreBusy("the end"))
             await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run(test())
+
+    def test_says_how_many_calls_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(async_wire, "MOST_WAITING", 1_000)
+
+        async def test() -> None:
+            wire = Wire()
+            wire.wire._waiting.extend(range(1_000))
+            with pytest.raises(StoreBusy) as caught:
+                await wire.execute()
+            assert caught.value.reason == "1,000 calls of this event loop wait until they are sent"
 
         asyncio.run(test())
 
@@ -478,6 +505,39 @@ class TestAWire:
 
         asyncio.run(test())
 
+    def test_that_is_closed_waits_for_its_socket(self) -> None:
+        async def test() -> None:
+            wire, closed = Wire().wire, asyncio.get_running_loop().create_future()
+            wire._line = Mock(under_way=[], is_lost=True, closed=closed)
+            closing = asyncio.ensure_future(wire.aclose())
+            await settled()
+            assert not closing.done()
+            closed.set_result(None)
+            await closing
+
+        asyncio.run(test())
+
+    def test_that_is_closed_does_not_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(async_wire, "CLOSING", 0.0)
+
+        async def test() -> None:
+            wire = Wire().wire
+            wire._line = Mock(under_way=[], is_lost=True, closed=asyncio.get_running_loop().create_future())
+            async with asyncio.timeout(PATIENCE):
+                await wire.aclose()
+
+        asyncio.run(test())
+
+    def test_that_is_closed_sends_what_waits_before_it_ends(self) -> None:
+        async def test() -> None:
+            wire = Wire().wire
+            wire._waiting.append("a call")
+            wire._line = line = Mock(under_way=[], is_lost=False)
+            await wire.aclose()
+            line.lost.assert_not_called()
+
+        asyncio.run(test())
+
     def test_is_closed_with_all_that_belongs_to_it(self) -> None:
         async def test() -> None:
             clients = [AsyncMock(), AsyncMock()]
@@ -529,6 +589,68 @@ class TestAWire:
         asyncio.run(test())
 
 
+OF_A_REQUEST: ContextVar[str] = ContextVar("of_a_request", default="")
+
+
+class TestWhatAWireDoesLater:
+    """It outlives the request that opens it, so it must not keep what belongs to that."""
+
+    @pytest.fixture
+    def seen(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Which request each step belongs to."""
+        found: list[str] = []
+
+        async def opened(_: AsyncWire) -> None:
+            found.append(OF_A_REQUEST.get())
+
+        for name in ("_write", "_look"):
+            monkeypatch.setattr(AsyncWire, name, lambda *_, **__: found.append(OF_A_REQUEST.get()))
+        monkeypatch.setattr(AsyncWire, "_opened", opened)
+        return found
+
+    @pytest.mark.parametrize(
+        "does",
+        [
+            lambda wire: asyncio.ensure_future(wire.execute(("PING",))),
+            lambda wire: wire._late(1.0),
+            lambda wire: wire._open(),
+            lambda wire: wire._is_fit(arrived(), has_read=False),
+        ],
+        ids=["writes", "looks for what is late", "connects", "writes after it has read"],
+    )
+    def test_knows_nothing_of_a_request(self, does: Any, seen: list[str]) -> None:
+        async def test() -> None:
+            OF_A_REQUEST.set("a request")
+            wire: Any = AsyncWire(Source(Mock, {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}), 1.0, Breaker())
+            wire._tick = 0.0
+            wire._waiting.append("a call")
+            call = does(wire)
+            await until(lambda: seen)
+            assert seen == [""]
+            if isinstance(call, asyncio.Task):
+                call.cancel()
+
+        asyncio.run(test())
+
+    def test_goes_on_without_it_while_something_is_late(self) -> None:
+        async def test() -> None:
+            wire = Wire().wire
+            wire._waiting.append(SimpleNamespace(until=1.0))
+            wire._loop = SimpleNamespace(time=lambda: 7.0, call_at=Mock())
+            wire._look()
+            assert wire._loop.call_at.call_args_list == [call(7.0 + 0.05, wire._look, context=wire._context)]
+
+        asyncio.run(test())
+
+
+def arrived() -> Any:
+    """A line on which something has arrived that the loop has not read."""
+    line = Mock(is_known=False)
+    line.transport.is_closing.return_value = False
+    line.has_arrived.return_value = True
+    return line
+
+
 def open_by_redis_py(error: Exception) -> None:
     """Fail as redis-py does, whose frames have the password."""
     raise error
@@ -560,6 +682,18 @@ class TestOneObjectALoop:
 
         asyncio.run(ask()).aclose.assert_awaited_once_with()
         assert len(by_loop._by_loop) == 0
+
+    def test_is_forgotten_with_a_loop_that_was_closed_without_its_end(self) -> None:
+        by_loop = ByLoop(AsyncMock)
+        with closing(asyncio.new_event_loop()) as loop:
+            loop.run_until_complete(by_loop.get())
+        assert list(by_loop._by_loop) == [loop]
+
+        async def ask() -> None:
+            await by_loop.get()
+            assert list(by_loop._by_loop) == [asyncio.get_running_loop()]
+
+        asyncio.run(ask())
 
     def test_is_not_known_to_another_loop(self) -> None:
         by_loop = ByLoop(AsyncMock)

@@ -195,7 +195,21 @@ def test_the_options_of_connections_are_those_of_a_class_with_its_bases() -> Non
     options = known_options(redis.SSLConnection)
 
     assert {"ssl_ca_certs", "host", "db", "max_connections"} <= options
-    assert not options & {"self", "args", "kwargs"}
+
+
+class OfASite:
+    def __init__(self, host: str, *args: object, db: int = 0, **kwargs: object) -> None: ...
+
+
+class Derived(OfASite):
+    def __init__(self, region: str, **kwargs: Any) -> None: ...
+
+
+class WithoutOptions(Derived): ...
+
+
+def test_the_options_of_a_class_are_what_its_bases_take_by_name() -> None:
+    assert known_options(WithoutOptions) == {"host", "db", "region", "max_connections"}
 
 
 # --- an alias ---------------------------------------------------------------------------------------------------------
@@ -331,6 +345,10 @@ class Named:
             ("E030", 'QUOTA["REDIS"] names another database than 0, the only one of a Cluster.', "Remove db.", ""),
         ),
         (
+            "redis+cluster://h?db=1",
+            ("E030", 'QUOTA["REDIS"] names another database than 0, the only one of a Cluster.', "Remove db.", ""),
+        ),
+        (
             fails,
             ("W033", 'The function of QUOTA["REDIS"], tests.stores.test_redis_settings.fails, raised ValueError.',
              "Call it in `manage.py shell` to see why.", ""),
@@ -344,7 +362,10 @@ class Named:
          ("E014", f'{NO_CONNECTION}: ValueError: "max_connections" must be a positive integer.', SOME_DICT, "")),
         ({"startup_nodes": [("h", 1)], "db": 0}, None),
     ],
-    ids=["no URL", "a number", "no place", "a database", "a function", "an object", "an option", "right"],
+    ids=[
+        "no URL", "a number", "no place", "a database", "a database in a URL", "a function", "an object", "an option",
+        "right",
+    ],
 )  # fmt: skip
 def test_what_is_wrong_with_the_redis_of_the_settings_is_named(given: object, problem: tuple[str, ...] | None) -> None:
     assert GivenRedis(given).problem() == problem
