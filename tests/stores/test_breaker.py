@@ -73,6 +73,33 @@ def test_a_probe_that_is_cancelled_lets_another_one_ask_at_once(opened: Breaker,
     assert opened.acquire() is True
 
 
+def test_a_probe_without_a_result_counts_as_lost_after_five_seconds(opened: Breaker, clock: Clock) -> None:
+    clock.now += 1
+    assert opened.acquire() is True
+
+    clock.now += 4.75
+    assert opened.acquire() is None
+    clock.now += 0.25
+    assert opened.acquire() is True
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ([], "it has failed several times in a row, and is asked again in a moment"),
+        (["a:1"], "a:1 has failed several times in a row, and is asked again in a moment"),
+    ],
+    ids=["the only server", "one of several"],
+)
+def test_a_call_that_is_refused_names_its_server(names: list[str], reason: str, opened: Breaker) -> None:
+    with pytest.raises(StoreUnavailable) as caught, GuardedCall(opened, lambda error: None, *names):
+        pytest.fail("it was made")
+    with pytest.raises(StoreUnavailable) as entered:
+        opened.enter(*names)
+
+    assert (caught.value.reason, entered.value.reason) == (reason, reason)
+
+
 @pytest.mark.parametrize("does", ["acquire", "failed", "succeeded", "release"])
 def test_what_a_breaker_knows_changes_under_its_lock(does: str, clock: Clock) -> None:
     """Else a failure that is being counted would hide an answer that comes meanwhile."""
