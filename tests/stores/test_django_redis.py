@@ -153,13 +153,13 @@ class TestAnAlias:
         assert problem == ("E004", words, NAME_A_REDIS, "")
 
     def test_that_spreads_keys_itself_cannot_serve(self, alias: Any) -> None:
-        assert alias(CLIENT_CLASS="django_redis.client.ShardClient").place_problem() == (
-            "E005",
-            'CACHES["default"] uses the ShardClient, which spreads keys over servers by itself: a script has no single '
-            "home.",
+        name, hint = (
+            'CACHES["default"]',
             "Use an alias with the DefaultClient, the SentinelClient or the ClusterClient.",
-            "",
         )
+        words = f"{name} uses the ShardClient, which spreads keys over servers by itself: a script has no single home."
+
+        assert alias(CLIENT_CLASS="django_redis.client.ShardClient").place_problem() == ("E005", words, hint, "")
 
     def test_whose_url_is_wrong_says_so_first(self, alias: Any) -> None:
         problem = alias("nonsense", CLIENT_CLASS="no.such.Client").place_problem()

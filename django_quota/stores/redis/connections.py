@@ -203,7 +203,6 @@ class SyncPool:
 
     def __init__(self, source: Source, max_connections: int, patience: float, breaker: Breaker) -> None:
         self._source = source
-        self._max_connections = max_connections
         self._patience = patience
         self._breaker = breaker
         self._idle: deque[Wire] = deque()
