@@ -10,10 +10,17 @@ from unittest.mock import Mock
 import pytest
 import redis
 import redis.asyncio as aioredis
+from redis.asyncio import sentinel as aiosentinel
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 from django_quota.core.errors import StoreBusy, StoreUnavailable
 from django_quota.stores.breaker import Breaker
@@ -527,10 +534,12 @@ class TestTheConnectionsOfAnEventLoop:
             (redis.Connection, aioredis.Connection),
             (redis.SSLConnection, aioredis.SSLConnection),
             (redis.UnixDomainSocketConnection, aioredis.UnixDomainSocketConnection),
+            (SentinelManagedConnection, aiosentinel.SentinelManagedConnection),
+            (SentinelManagedSSLConnection, aiosentinel.SentinelManagedSSLConnection),
             (type("OfSite", (redis.SSLConnection,), {}), aioredis.SSLConnection),
             (type("Another", (), {}), aioredis.Connection),
         ],
-        ids=["TCP", "TLS", "a socket file", "a class of the site", "a class that nobody knows"],
+        ids=["TCP", "TLS", "a socket file", "Sentinel", "Sentinel by TLS", "a class of the site", "of nobody"],
     )
     def test_are_of_the_class_that_the_settings_mean(self, kind: type[Any], twin: type[Any]) -> None:
         pool: Any = redis.ConnectionPool(connection_class=kind)

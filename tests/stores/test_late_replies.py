@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import redis
 import redis.asyncio as aioredis
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -18,7 +19,7 @@ from django_quota.core.errors import StoreBusy
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis import async_wire
 from django_quota.stores.redis.async_wire import AsyncWire
-from django_quota.stores.redis.connections import GIVING_BACK, LATE, Source
+from django_quota.stores.redis.connections import GIVING_BACK, LATE, TIMED_OUT, Source
 from django_quota.stores.redis.errors import ConnectFailedError
 from django_quota.testing import RedisServer
 from tests.support.commands import PATIENCE
@@ -516,14 +517,14 @@ class TestAConnectionBehindSentinels:
     def tried(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         """Connect; returns how often that was tried, and the error. `took`: seconds of each try."""
 
-        def tried(*took: float, asked: int = 1) -> tuple[int, Exception]:
+        def tried(*took: float, asked: int = 1, late: Exception | None = None) -> tuple[int, Exception]:
             moments = [moment for each in took for moment in (0.0, each)]
             monkeypatch.setattr(async_wire, "time", SimpleNamespace(monotonic=lambda: moments.pop(0)))
             tries: list[int] = []
 
             async def fail(_: AsyncWire) -> None:
                 tries.append(1)
-                raise RedisTimeoutError("late")
+                raise late or RedisTimeoutError("late")
 
             async def connect() -> Any:
                 options = {"socket_timeout": 1.0, "socket_connect_timeout": 2.0}
@@ -533,7 +534,7 @@ class TestAConnectionBehindSentinels:
                 await wire._connect()
 
             monkeypatch.setattr(AsyncWire, "_connect_once", fail)
-            with pytest.raises((RedisTimeoutError, StoreBusy)) as caught:
+            with pytest.raises((*TIMED_OUT, StoreBusy)) as caught:
                 asyncio.run(connect())
             return len(tries), caught.value
 
@@ -547,10 +548,13 @@ class TestAConnectionBehindSentinels:
 
         assert (times, type(error)) == (1, RedisTimeoutError)
 
-    def test_that_timed_out_too_late_is_tried_once_more(self, tried: Any) -> None:
-        times, error = tried(self.LONGEST + 0.01, self.LONGEST)
+    @pytest.mark.parametrize(
+        "late", [RedisTimeoutError("late"), TimeoutError("late"), AsyncMasterNotFoundError("late")], ids=type
+    )
+    def test_that_timed_out_too_late_is_tried_once_more(self, late: Exception, tried: Any) -> None:
+        times, error = tried(self.LONGEST + 0.01, self.LONGEST, late=late)
 
-        assert (times, type(error)) == (2, RedisTimeoutError)
+        assert (times, error) == (2, late)
 
     def test_that_timed_out_too_late_twice_finds_the_process_busy(self, tried: Any) -> None:
         times, error = tried(self.LONGEST + 0.01, self.LONGEST + 0.01)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from redis import exceptions as theirs
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.sentinel import MasterNotFoundError
 
 from django_quota.core.errors import (
@@ -114,8 +115,9 @@ class TestTheReasonOfAnError:
         ],
         ids=["unknown", "one", "two"],
     )  # fmt: skip
-    def test_says_why_no_sentinel_names_a_primary(self, text: str, said: str) -> None:
-        assert self.reason(MasterNotFoundError(text)) == f"MasterNotFoundError: No master found for 'm': {said}"
+    @pytest.mark.parametrize("kind", [MasterNotFoundError, AsyncMasterNotFoundError], ids=["sync", "async"])
+    def test_says_why_no_sentinel_names_a_primary(self, kind: type[Exception], text: str, said: str) -> None:
+        assert self.reason(kind(text)) == f"MasterNotFoundError: No master found for 'm': {said}"
 
 
 A_CLUSTER = (
@@ -217,6 +219,7 @@ def test_a_connection_is_left_on_which_a_reply_may_still_come(error: BaseExcepti
         (theirs.ConnectionError("Connection refused"), False), (theirs.TimeoutError("connection lost"), False),
         (theirs.ResponseError("connection lost"), False), (ConnectFailedError("connection lost"), False),
         (MasterNotFoundError("Connection closed by server."), False), (OSError("broken pipe"), False),
+        (AsyncMasterNotFoundError("Connection closed by server."), False),
     ],
     ids=repr,
 )  # fmt: skip
