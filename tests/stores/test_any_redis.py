@@ -363,6 +363,7 @@ def test_what_redis_py_would_read_otherwise_cannot_be_read() -> None:
         ("redis://:6379/0", {"port": 6379, "db": 0}), ("redis:///3", {"db": 3}), ("redis://h", {"host": "h"}),
         ("redis://h/12?db=3", {"host": "h", "db": 3}), ("redis://[::1]:6379/", {"host": "::1", "port": 6379}),
         ("redis://:p@ss@h/0", {"host": "h", "db": 0, "password": "p@ss"}),
+        ("redis://h?client_name=a@b", {"host": "h", "client_name": "a@b"}),
         ("redis://h?password=a@b&username=c@d", {"host": "h", "username": "c@d", "password": "a@b"}),
         ("rediss://h?ssl_ca_certs=/etc/a@b.pem", {"host": "h", "ssl": True, "ssl_ca_certs": "/etc/a@b.pem"}),
         ("redis://u:%23%2F%3F%40@h:1", {"host": "h", "port": 1, "username": "u", "password": "#/?@"}),

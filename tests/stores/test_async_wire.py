@@ -643,6 +643,12 @@ def test_replies_are_read_in_python_as_by_hiredis() -> None:
     assert {at: replies for at, replies in found.items() if replies != whole} == {}
 
 
+def test_replies_are_read_by_hiredis_where_it_is_installed() -> None:
+    hiredis = pytest.importorskip("hiredis", reason="hiredis is not installed")
+
+    assert type(reading.reply_reader(ResponseError)) is hiredis.Reader
+
+
 @pytest.mark.parametrize("kind", [b"+", b"-", b":", b"$", b"*", b"_", b"#", b",", b"%", b"~", b">"])
 def test_a_reply_of_any_kind_may_have_only_begun(kind: bytes) -> None:
     assert read_in_parts(reading.PlainReader, kind, 0) == []

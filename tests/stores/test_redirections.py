@@ -593,6 +593,18 @@ class TestTheKeysOfTheSystem:
     def test_have_no_name_at_a_server_without_slots(self, of_two: ClusterStore) -> None:
         assert of_two.node_key("quota:1:{!}:metrics", "c:3") == ""
 
+    def test_are_looked_for_in_a_thousand_slots_at_most(
+        self, of_two: ClusterStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ClusterStore, "server_of", asked := Mock(return_value="a:1"))
+
+        of_two.node_key("quota:1:{!}:metrics", "c:3")
+
+        assert [each.args[0] for each in asked.call_args_list] == [
+            "{!}",
+            *(f"{{!{number}}}" for number in range(1_000)),
+        ]
+
     def test_are_grouped_by_their_server(self, of_two: ClusterStore) -> None:
         keys = [f"quota:1:{{user:{number}}}:c:x" for number in range(9)]
 
