@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_quota.core.errors import StoreBusy, StoreDataError, StoreUnavailable
+from django_quota.core.errors import StoreBusy, StoreDataError, StorePermissionDenied, StoreUnavailable
 from django_quota.features.counters.operations import Get
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis.async_wire import Loading
@@ -18,6 +19,7 @@ from django_quota.stores.redis.settings import PLAIN_TIMEOUT, GivenRedis
 from django_quota.stores.redis.store import RedisStore, ServerClient, guarded
 from tests.support.counts import keys_of
 from tests.support.outages import FAILURES, fail
+from tests.support.processes import forks, in_child
 from tests.support.steps import Clock
 
 KEYS = keys_of("quota:1:{user:1}:c:x")
@@ -165,6 +167,42 @@ class TestAScriptThatTheServerHasForgotten:
         assert asyncio.run(ours.loading.by_another(Get.script.sha)) is False
 
 
+class TestTheStoreOfOneServer:
+    @pytest.fixture
+    def store(self) -> RedisStore:
+        return RedisStore(GivenRedis({"host": "h"}))
+
+    def test_says_what_it_can_do(self, store: RedisStore) -> None:
+        assert (store.is_shared, store.redis, store.database) == (True, store, None)
+
+    def test_is_as_healthy_as_the_answers_of_its_server(self, store: RedisStore) -> None:
+        assert store.all_nodes_healthy is True
+
+    @pytest.mark.parametrize(("failures", "refuses"), [(FAILURES - 1, False), (FAILURES, True)], ids=["a few", "many"])
+    def test_refuses_calls_once_its_server_has_failed_several_times(
+        self, failures: int, refuses: bool, store: RedisStore
+    ) -> None:
+        fail(store.server.breaker, failures)
+
+        assert store.is_refusing() is refuses
+
+    def test_closes_the_client_of_its_server(self, store: RedisStore) -> None:
+        store.close()
+
+        assert store.server.pool._is_closed
+
+    def test_raises_the_error_of_loading_a_script(self, store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        pipeline = MagicMock()
+        pipeline.__enter__.return_value = pipeline
+        pipeline.execute.return_value = [NoPermissionError("NOPERM"), NoScriptError("x")]
+        client = Mock(pipeline=Mock(return_value=pipeline))
+        monkeypatch.setattr(ServerClient, "commands", lambda _: nullcontext(client))
+
+        with pytest.raises(StorePermissionDenied):
+            store.try_all([Get(KEYS)], None)
+        pipeline.execute.assert_called_once_with(raise_on_error=False)
+
+
 class TestTheClientOfAServer:
     @pytest.fixture
     def client(self) -> ServerClient:
@@ -201,6 +239,12 @@ class TestTheClientOfAServer:
 
         assert client.pool._is_closed
 
+    @forks
+    def test_begins_anew_in_a_child_process(self, client: ServerClient) -> None:
+        before = client.pool
+
+        assert in_child(lambda: int(client.pool is not before)) == 1
+
 
 class TestPlainCommands:
     @pytest.fixture
@@ -224,6 +268,16 @@ class TestPlainCommands:
         with guarded(client, due):
             client.eval.assert_called_once_with("return 1", 0)
             assert not due.is_open
+
+    @pytest.mark.parametrize(
+        ("names", "named"), [([], "it"), (["a:1"], "a:1")], ids=["the only server", "one of several"]
+    )
+    def test_are_not_lent_while_the_breaker_refuses_calls(self, names: list[str], named: str) -> None:
+        fail(refusing := Breaker())
+
+        with pytest.raises(StoreUnavailable) as caught, guarded(Mock(), refusing, *names):
+            pytest.fail("the block began")
+        assert caught.value.reason == f"{named} has failed several times in a row, and is asked again in a moment"
 
     def test_are_not_lent_if_the_probe_fails(self, due: Breaker) -> None:
         client: Any = Mock(eval=Mock(side_effect=RedisTimeoutError("late")))
