@@ -94,6 +94,46 @@ def test_a_client_asks_no_server_a_second_time(made: list[Client], settings_of_c
     assert [each.options["retry"]._retries for each in made] == [0, 0]
 
 
+def test_a_client_begins_at_the_servers_of_the_settings(made: list[Client], settings_of_cluster: Any) -> None:
+    settings_of_cluster.addresses = [Address("a", 1), Address("b", 2)]
+    settings_of_cluster.options = {"protocol": 2}
+
+    async def connect() -> None:
+        connecting = asyncio.ensure_future(AsyncSide(settings_of_cluster).connect())
+        await asyncio.sleep(0)
+        connecting.cancel()
+
+    SyncSide(settings_of_cluster).connect()
+    asyncio.run(connect())
+
+    of_threads, of_tasks = (each.options for each in made)
+    assert [(node.host, node.port) for node in of_threads["startup_nodes"]] == [("a", 1), ("b", 2)]
+    assert of_tasks["startup_nodes"] == settings_of_cluster.addresses
+    assert (of_threads["protocol"], of_tasks["protocol"]) == (2, 2)
+
+
+def test_the_connections_to_a_server_report_to_its_breaker(settings_of_cluster: Any) -> None:
+    settings_of_cluster.sync_pool, settings_of_cluster.async_wire = Mock(), Mock()
+    server, breaker = Address("a", 1), Breaker()
+
+    SyncSide(settings_of_cluster).pool(server, breaker)
+    AsyncSide(settings_of_cluster).pool(server, breaker)
+
+    settings_of_cluster.sync_pool.assert_called_once_with(server, breaker)
+    settings_of_cluster.async_wire.assert_called_once_with(server, breaker)
+
+
+def test_the_client_of_all_threads_reads_the_slots_again(settings_of_cluster: Any) -> None:
+    side: Any = SyncSide(settings_of_cluster)
+    side.client = Mock()
+    side.client.get_nodes.return_value = []
+
+    side.read_slots()
+
+    side.client.nodes_manager.initialize.assert_called_once_with()
+    side.client.close.assert_not_called()
+
+
 def test_a_side_without_a_client_reads_no_slots(settings_of_cluster: Any) -> None:
     SyncSide(settings_of_cluster).read_slots()
     asyncio.run(AsyncSide(settings_of_cluster).read_slots())
@@ -151,6 +191,17 @@ class TestTheClientOfALoop:
 
         assert [each.is_closed for each in made] == [True, False]
         assert side.client is made[-1]
+
+    def test_stays_left_if_it_was_closed_while_it_connected(self, side: Any) -> None:
+        async def close() -> None:
+            connecting = asyncio.ensure_future(side.connect())
+            await asyncio.sleep(0)
+            await side.aclose()
+            await connecting
+
+        asyncio.run(close())
+
+        assert side.client is None
 
     def test_reads_the_slots_again(self, side: Any) -> None:
         async def read_again() -> None:
