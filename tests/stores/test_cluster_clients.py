@@ -364,6 +364,28 @@ class TestTheClientOfAllThreads:
         assert side.changed == [None]
 
 
+class AskedMeanwhile(Client):
+    """While it reads the slots, another thread asks for them, too."""
+
+    reads = 0
+
+    def read(self) -> None:
+        self.reads += 1
+        if self.reads < 3:
+            self.nodes_manager.initialize()
+
+
+def test_a_client_of_all_threads_is_asked_for_the_slots_by_one_of_them(
+    settings_of_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "_SyncCluster", AskedMeanwhile)
+    client = SyncSide(settings_of_cluster).connect()
+
+    client.nodes_manager.initialize()
+
+    assert client.reads == 1
+
+
 def test_one_thread_reads_the_slots_at_a_time() -> None:
     read: list[int] = []
 

@@ -493,6 +493,23 @@ class TestANewConnection:
         opening(wait)
 
 
+def test_calls_that_come_while_a_wire_connects_wait_for_that_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "made", [], raising=False)
+
+    async def call() -> None:
+        options = {"socket_timeout": 60.0, "socket_connect_timeout": 60.0, "stops": "at the socket"}
+        wire = AsyncWire(Source(Connection, options), 60.0, Breaker())
+        calls = []
+        for _ in range(2):
+            calls.append(asyncio.ensure_future(wire.execute(("PING",))))
+            await settled()
+        assert len(Connection.made) == 1
+        cast("Any", wire._opening).cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    asyncio.run(call())
+
+
 def test_a_call_whose_event_loop_ends_while_it_connects_finds_the_process_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "made", [], raising=False)
 

@@ -1,16 +1,18 @@
 """What an event loop's connection to Redis makes of what arrives on it, and of its end."""
 
 import asyncio
+import select
 import socket
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock, Mock, call
 
 import pytest
+import redis
 from redis.connection import DefaultParser
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
@@ -169,6 +171,16 @@ class TestReplies:
 
         with_line(test)
 
+    def test_count_as_a_use_of_the_line(self, with_line: Any) -> None:
+        def test(ends: Ends) -> None:
+            ends.sent(None)
+            ends.line.used = -1.0
+            ends.line.data_received(b"+A\r\n")
+
+            assert ends.line.used > 0
+
+        with_line(test)
+
     def test_of_a_line_that_was_lost_reach_nobody(self, with_line: Any) -> None:
         def test(ends: Ends) -> None:
             (future,) = ends.sent(None)
@@ -283,11 +295,37 @@ def test_commands_go_out_in_one_write(commands: list[bytes], with_line: Any) -> 
     with_line(test)
 
 
+@pytest.mark.parametrize(("has_poll", "is_seen"), [(True, True), (False, False)], ids=["Linux", "Windows"])
+def test_a_line_sees_what_its_loop_has_not_read(has_poll: bool, is_seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_poll:
+        monkeypatch.delattr(select, "poll")
+    ours, other = socket.socketpair()
+
+    async def look() -> None:
+        line = Ends(ours).line
+        assert not line.has_arrived()
+        other.send(b"x")
+        assert line.has_arrived() is is_seen
+
+    with ours, other:
+        asyncio.run(look())
+
+
+def test_looking_at_what_has_arrived_holds_up_no_loop(monkeypatch: pytest.MonkeyPatch, with_line: Any) -> None:
+    poll = Mock()
+    monkeypatch.setattr(select, "poll", lambda: poll)
+
+    with_line(lambda ends: ends.line.has_arrived())
+
+    poll.poll.assert_called_once_with(0)
+
+
 def test_a_connection_without_a_socket_is_a_clear_error() -> None:
     connection = SimpleNamespace(_parser=DefaultParser(socket_read_size=1), _writer=object())
 
-    with pytest.raises(ConfigurationError, match=r"The connections of this alias have no sockets\. Perhaps"):
+    with pytest.raises(ConfigurationError) as caught:
         Line(Mock(), connection)
+    assert caught.value.problem == "The connections of this alias have no sockets. Perhaps it is fakeredis."
 
 
 # --- the wire ---------------------------------------------------------------------------------------------------------
@@ -491,6 +529,36 @@ class TestAWire:
 
         asyncio.run(test())
 
+    def test_asks_no_line_while_nobody_waits(self) -> None:
+        async def test() -> None:
+            line = Mock(is_known=False, used=-100.0)
+            line.transport.is_closing.return_value = False
+            assert Wire().wire._is_fit(line, has_read=False)
+            line.send.assert_not_called()
+
+        asyncio.run(test())
+
+    def test_plans_one_write_for_the_calls_of_a_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(AsyncWire, "_write", write := Mock())
+
+        async def test() -> None:
+            wire = Wire()
+            tasks = [wire.execute() for _ in range(3)]
+            await settled()
+            for task in tasks:
+                task.cancel()
+
+        asyncio.run(test())
+
+        assert write.call_count == 1
+
+    @pytest.mark.parametrize("option", ["socket_timeout", "retry_on_timeout"])
+    def test_may_have_other_options_than_its_pool(self, option: str) -> None:
+        async def made() -> Any:
+            return async_wire.async_wire(redis.ConnectionPool(socket_timeout=1), {}.get, Breaker(), **{option: 9})
+
+        assert asyncio.run(made())._source.options[option] == 9
+
     @pytest.mark.parametrize(("has_read", "is_fit"), [(False, False), (True, True)], ids=["not yet", "by now"])
     def test_lets_the_loop_read_what_has_arrived_before_it_writes(self, has_read: bool, is_fit: bool) -> None:
         async def test() -> None:
@@ -681,7 +749,7 @@ class TestOneObjectALoop:
             return made
 
         asyncio.run(ask()).aclose.assert_awaited_once_with()
-        assert len(by_loop._by_loop) == 0
+        assert (len(by_loop._by_loop), by_loop._latest) == (0, None)
 
     def test_is_forgotten_with_a_loop_that_was_closed_without_its_end(self) -> None:
         by_loop = ByLoop(AsyncMock)
@@ -757,6 +825,18 @@ class TestACallOfRedisPy:
             assert task.cancelled()
 
         asyncio.run(test())
+
+    def test_ends_well_in_a_task_that_has_survived_a_cancellation(self) -> None:
+        async def call_of_redis() -> int:
+            return 5
+
+        async def test() -> int:
+            cast("asyncio.Task[int]", asyncio.current_task()).cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            return await cancellable(call_of_redis())
+
+        assert asyncio.run(test()) == 5
 
     def test_returns_its_result(self) -> None:
         async def call_of_redis() -> int:
