@@ -185,6 +185,7 @@ class TestTheClientOfALoop:
     def test_is_made_anew_after_it_was_left(self, side: Any, made: list[Client]) -> None:
         async def connect_again() -> None:
             await side.leave(await side.connect())
+            assert side.client is None
             await side.connect()
 
         asyncio.run(connect_again())

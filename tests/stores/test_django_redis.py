@@ -331,7 +331,7 @@ class TestTheCache:
 
         with pytest.raises(ConnectionInterrupted) as caught:
             cache.connect()
-        assert caught.value.__cause__ is error
+        assert (caught.value.connection, caught.value.__cause__) == (None, error)
 
     @pytest.mark.parametrize("write", [True, False])
     def test_has_one_client_for_reads_as_for_writes(self, write: bool, cache: Any) -> None:

@@ -172,6 +172,9 @@ class TestTheStoreOfOneServer:
     def store(self) -> RedisStore:
         return RedisStore(GivenRedis({"host": "h"}))
 
+    def test_knows_which_redis_it_is(self) -> None:
+        assert RedisStore(which := GivenRedis({"host": "h"})).which is which
+
     def test_says_what_it_can_do(self, store: RedisStore) -> None:
         assert (store.is_shared, store.redis, store.database) == (True, store, None)
 
