@@ -19,7 +19,7 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis import async_wire
 from django_quota.stores.redis import wire as reading
 from django_quota.stores.redis.async_wire import MOST_UNDER_WAY, AsyncWire, Line
-from django_quota.stores.redis.connections import Source
+from django_quota.stores.redis.connections import CHECK_AFTER_IDLE, Source
 from django_quota.testing import RedisServer
 from tests.faults.calls import caches_at
 from tests.faults.sockets import listening
@@ -534,6 +534,35 @@ def test_who_sends_a_forgotten_script_holds_up_nobody(leaves: bool, raw: redis.R
     found = asyncio.run(ask())
     assert [isinstance(each, asyncio.CancelledError) for each in found] == [leaves] + [False] * 7
     assert not any(each.degraded for each in found[leaves:])
+
+
+class TestAConnectionThatNobodyUsed:
+    """It is asked before its next use: a firewall may have forgotten it."""
+
+    async def is_asked_again(self, wire: Any) -> None:
+        wire._line.used -= CHECK_AFTER_IDLE
+        task = asyncio.ensure_future(acheck("9/m", "user:1"))
+        await until(lambda: wire._line.is_asked)
+        task.cancel()
+        await until(lambda: not wire._line.is_asked)
+
+    def test_since_it_was_opened(self) -> None:
+        async def ask() -> None:
+            wire = await wire_of_this_loop()
+            wire._open()
+            await until(lambda: wire._line)
+            await self.is_asked_again(wire)
+
+        asyncio.run(ask())
+
+    def test_since_it_was_asked(self) -> None:
+        async def ask() -> None:
+            await acheck("9/m", "user:1")
+            wire = await wire_of_this_loop()
+            await self.is_asked_again(wire)
+            await self.is_asked_again(wire)
+
+        asyncio.run(ask())
 
 
 def test_what_a_callback_runs_into_fails_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:

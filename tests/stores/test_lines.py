@@ -117,7 +117,7 @@ class TestReplies:
             ends.sent(None)
             ends.line.data_received(b"+OK\r\n")
 
-            ends.wire.go_on.assert_called_once_with()
+            ends.wire.go_on.assert_called_once_with(is_known=False)
 
         with_line(test)
 
@@ -217,8 +217,8 @@ class TestALineThatIdled:
     def test_is_used_if_it_answers(self, said: bytes, asked: Any) -> None:
         ends = asked(said)
 
-        assert (ends.line.is_asked, ends.line.is_known, ends.line.is_lost) == (False, True, False)
-        ends.wire.go_on.assert_called_once_with()
+        assert (ends.line.is_asked, ends.line.is_lost) == (False, False)
+        ends.wire.go_on.assert_called_once_with(is_known=True)
 
     def test_says_nothing_of_the_server_if_it_answers(self, asked: Any) -> None:
         asked(b"+OK\r\n").wire.heard.assert_not_called()
@@ -286,11 +286,9 @@ class TestTheEndOfALine:
 @pytest.mark.parametrize("commands", [[b"a"], [b"a", b"b"]], ids=len)
 def test_commands_go_out_in_one_write(commands: list[bytes], with_line: Any) -> None:
     def test(ends: Ends) -> None:
-        assert ends.line.is_known
         ends.line.send(commands, LATE)
 
         assert ends.transport.write.call_args_list == [call(b"".join(commands))]
-        assert not ends.line.is_known
 
     with_line(test)
 
@@ -506,7 +504,7 @@ class TestAWire:
             line = Mock(connection=SimpleNamespace(host="h", port=1))
             line.transport.is_closing.return_value = is_closing
             wire = Wire(sentinels=address and played_sentinels(address)).wire
-            assert wire._is_fit(line, has_read=True) is is_fit
+            assert wire._is_fit(line, has_read=True, is_known=True) is is_fit
             assert line.lost.call_args_list == ([] if is_fit else [call(None)])
 
         asyncio.run(test())
@@ -521,9 +519,9 @@ class TestAWire:
             wire = Wire().wire
             wire._waiting.append("a call")
             wire._loop = SimpleNamespace(time=lambda: 100.0 + idled, call_at=Mock())
-            line = Mock(is_known=is_known, is_asked=False, used=100.0, under_way=[])
+            line = Mock(is_asked=False, used=100.0, under_way=[])
             line.transport.is_closing.return_value = False
-            assert wire._is_fit(line, has_read=True) is is_fit
+            assert wire._is_fit(line, has_read=True, is_known=is_known) is is_fit
             assert (line.is_asked, line.under_way) == (not is_fit, [] if is_fit else [None])
             assert [each.args[0] for each in line.send.call_args_list] == ([] if is_fit else [[ASK]])
 
@@ -531,9 +529,9 @@ class TestAWire:
 
     def test_asks_no_line_while_nobody_waits(self) -> None:
         async def test() -> None:
-            line = Mock(is_known=False, used=-100.0)
+            line = Mock(used=-100.0)
             line.transport.is_closing.return_value = False
-            assert Wire().wire._is_fit(line, has_read=False)
+            assert Wire().wire._is_fit(line, has_read=False, is_known=False)
             line.send.assert_not_called()
 
         asyncio.run(test())
@@ -565,10 +563,10 @@ class TestAWire:
             wire = Wire().wire
             wire._waiting.append("a call")
             wire._loop = SimpleNamespace(time=lambda: 100.0, call_soon=Mock())
-            line = Mock(is_known=False, used=100.0)
+            line = Mock(used=100.0)
             line.transport.is_closing.return_value = False
             line.has_arrived.return_value = True
-            assert wire._is_fit(line, has_read=has_read) is is_fit
+            assert wire._is_fit(line, has_read=has_read, is_known=False) is is_fit
             assert (wire._loop.call_soon.call_count, wire._is_due) == (not is_fit, not is_fit)
 
         asyncio.run(test())
@@ -682,7 +680,7 @@ class TestWhatAWireDoesLater:
             lambda wire: asyncio.ensure_future(wire.execute(("PING",))),
             lambda wire: wire._late(1.0),
             lambda wire: wire._open(),
-            lambda wire: wire._is_fit(arrived(), has_read=False),
+            lambda wire: wire._is_fit(arrived(), has_read=False, is_known=False),
         ],
         ids=["writes", "looks for what is late", "connects", "writes after it has read"],
     )
@@ -713,7 +711,7 @@ class TestWhatAWireDoesLater:
 
 def arrived() -> Any:
     """A line on which something has arrived that the loop has not read."""
-    line = Mock(is_known=False)
+    line = Mock()
     line.transport.is_closing.return_value = False
     line.has_arrived.return_value = True
     return line
