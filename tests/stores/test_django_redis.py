@@ -234,6 +234,16 @@ class TestTheClientOfACluster:
         assert object.__new__(DjangoRedisCluster).execute_command("GET", "a", keys=["a"]) == b"x"
         command.assert_called_once_with("GET", "a", keys=["a"])
 
+    def test_passes_on_what_its_pipeline_is_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        execute = Mock(return_value=[b"x"])
+        monkeypatch.setattr(RedisCluster, "pipeline", pipeline := Mock(return_value=Mock(execute=execute)))
+
+        made = object.__new__(DjangoRedisCluster).pipeline(False, "hint")
+
+        assert made.execute(raise_on_error=False) == [b"x"]
+        pipeline.assert_called_once_with(False, "hint")
+        execute.assert_called_once_with(raise_on_error=False)
+
 
 class TestTheFactory:
     @pytest.fixture

@@ -2,6 +2,7 @@
 
 import errno
 from itertools import pairwise
+from traceback import walk_tb
 from typing import Any
 
 import pytest
@@ -277,6 +278,12 @@ class TestTheErrorOfABlock:
         with pytest.raises(StoreUnavailable) as caught, translated():
             raise theirs.TimeoutError("x")
         assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
+
+    def test_has_no_frame_that_shows_the_error_of_redis_py(self) -> None:
+        with pytest.raises(StoreUnavailable) as caught, translated():
+            raise theirs.TimeoutError("x")
+        (frame,) = [frame for frame, _ in walk_tb(caught.tb) if frame.f_code.co_name == "__exit__"]
+        assert {"error", "trace"} & frame.f_locals.keys() == set()
 
     @pytest.mark.parametrize("error", [StoreBusy("x"), KeyboardInterrupt()], ids=type)
     def test_stays_if_it_is_not_of_the_server(self, error: BaseException) -> None:
