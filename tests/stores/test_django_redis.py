@@ -365,6 +365,12 @@ class TestTheCache:
         assert cache.get_many(["a", "b", "c"], version=2) == {"a": "1", "c": "3"}
         assert [each.args[0] for each in asked.its.get.call_args_list] == ["2:a", "2:b", "2:c"]
 
+    def test_takes_no_answer_for_that_to_another_key(self, cache: Any, asked: Any) -> None:
+        asked.its.execute.return_value = [b"1"]
+
+        with pytest.raises(ValueError, match="shorter"):
+            cache.get_many(["a", "b"])
+
     def test_asks_nobody_for_no_keys(self, cache: Any, asked: Any) -> None:
         assert cache.get_many([]) == {}
         asked.its.execute.assert_not_called()

@@ -553,7 +553,7 @@ class TestAWire:
     @pytest.mark.parametrize("option", ["socket_timeout", "retry_on_timeout"])
     def test_may_have_other_options_than_its_pool(self, option: str) -> None:
         async def made() -> Any:
-            return async_wire.async_wire(redis.ConnectionPool(socket_timeout=1), {}.get, Breaker(), **{option: 9})
+            return async_wire.async_wire(redis.ConnectionPool(socket_timeout=1), bool, Breaker(), **{option: 9})
 
         assert asyncio.run(made())._source.options[option] == 9
 
