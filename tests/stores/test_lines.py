@@ -100,8 +100,14 @@ class TestReplies:
 
     @pytest.mark.parametrize(
         ("said", "has_answered"),
-        [(b"+OK\r\n", True), (b"-ERR no\r\n", True), (b"-LOADING x\r\n", False), (b"-LOADING x\r\n+OK\r\n", True)],
-        ids=["a reply", "an error", "not yet", "one of two"],
+        [
+            (b"+OK\r\n", True),
+            (b"-ERR no\r\n", True),
+            (b"-LOADING x\r\n", False),
+            (b"-LOADING x\r\n+OK\r\n", True),
+            (b"+OK\r\n-LOADING x\r\n", True),
+        ],
+        ids=["a reply", "an error", "not yet", "the second of two", "the first of two"],
     )
     def test_say_whether_the_server_serves(self, said: bytes, has_answered: bool, with_line: Any) -> None:
         def test(ends: Ends) -> None:
@@ -144,10 +150,13 @@ class TestReplies:
 
         with_line(test)
 
-    def test_of_a_server_that_has_become_a_replica_end_the_line(self, with_line: Any) -> None:
+    @pytest.mark.parametrize(
+        "more", [b"", b"-ERR no\r\n", b"+OK\r\n"], ids=["alone", "before an error", "before a reply"]
+    )
+    def test_of_a_server_that_has_become_a_replica_end_the_line(self, more: bytes, with_line: Any) -> None:
         def test(ends: Ends) -> None:
-            (future,) = ends.sent(None)
-            ends.line.data_received(b"-READONLY You can't write\r\n")
+            future, *_ = ends.sent(None, None)
+            ends.line.data_received(b"-READONLY You can't write\r\n" + more)
 
             assert type(future.result()) is ReadOnlyError
             assert str(ends.lost) == "Connection lost: the server cannot serve"
