@@ -248,6 +248,10 @@ NO_URL = f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE}'
         ("nowhere", ("E004", 'The LOCATION of CACHES["nowhere"] is empty.', NO_URL, "")),
         ("none", ("E004", 'The LOCATION of CACHES["none"] is empty.', NO_URL, "")),
     ],
+    ids=[
+        "a typo", "another typo", "a missing package", "no backend", "another cache", "a function", "right", "a comma",
+        "the second server", "no location", "no servers",
+    ],
 )  # fmt: skip
 def test_what_is_wrong_with_an_alias_is_named(alias: str, problem: tuple[str, ...] | None, settings: Any) -> None:
     of_redis = {"BACKEND": "django_redis.cache.RedisCache"}

@@ -110,8 +110,8 @@ class Line(asyncio.Protocol):
         self.under_way: deque[asyncio.Future[Any] | None] = deque()
         """One for each reply that is to come. None: nobody waits for it."""
         self.writes: deque[tuple[float, int]] = deque()
-        """When the replies to each write are late (seconds of `AsyncWire._served`), and `_sent` after it."""
-        self._sent = self._answered = 0
+        """When the replies to each write are late (seconds of `AsyncWire._served`), and `_answered` after them."""
+        self._answered = 0
         self.used = loop.time()
         self.is_asked = False
         """Whether it idled, and is asked if it still leads to a server."""
@@ -123,8 +123,7 @@ class Line(asyncio.Protocol):
 
     def send(self, commands: list[bytes], late: float) -> None:
         """Write commands whose futures are under way."""
-        self._sent = self._answered + len(self.under_way)
-        self.writes.append((late, self._sent))
+        self.writes.append((late, self._answered + len(self.under_way)))
         self.transport.write(commands[0] if len(commands) == 1 else b"".join(commands))
 
     def data_received(self, data: bytes) -> None:
