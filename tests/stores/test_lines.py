@@ -707,6 +707,15 @@ class TestWhatAWireDoesLater:
 
         asyncio.run(test())
 
+    def test_begins_a_tick_after_the_first_call(self) -> None:
+        async def test() -> None:
+            wire = Wire().wire
+            wire._loop = SimpleNamespace(time=lambda: 7.0, call_at=Mock())
+            assert (wire._late(1.0), wire._late(2.0)) == (1.0, 2.0)
+            assert wire._loop.call_at.call_args_list == [call(7.0 + 0.05, wire._look, context=wire._context)]
+
+        asyncio.run(test())
+
     def test_goes_on_without_it_while_something_is_late(self) -> None:
         async def test() -> None:
             wire = Wire().wire
