@@ -510,6 +510,19 @@ def test_calls_that_come_while_a_wire_connects_wait_for_that_connection(monkeypa
     asyncio.run(call())
 
 
+def test_a_connection_that_cannot_be_made_is_one_failure_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "made", [], raising=False)
+
+    async def call() -> None:
+        options = {"socket_timeout": 60.0, "socket_connect_timeout": 60.0, "stops": "raises"}
+        wire = AsyncWire(Source(Connection, options), 60.0, breaker := Breaker(failures=2))
+        errors = await asyncio.gather(*(wire.execute(("PING",)) for _ in range(3)), return_exceptions=True)
+        assert [str(error) for error in errors] == ["no such host"] * 3
+        assert (breaker.has_failed, breaker.is_open) == (True, False)
+
+    asyncio.run(call())
+
+
 def test_a_call_whose_event_loop_ends_while_it_connects_finds_the_process_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "made", [], raising=False)
 

@@ -580,6 +580,18 @@ class TestAWire:
 
         asyncio.run(test())
 
+    def test_that_is_closed_ends_once_the_last_reply_has_come(self) -> None:
+        async def test() -> None:
+            wire, future = Wire().wire, asyncio.get_running_loop().create_future()
+            wire._line = line = Mock(under_way=[future], is_lost=False)
+            await wire.aclose()
+            line.lost.assert_not_called()
+            future.set_result(1)
+            wire.go_on()
+            line.lost.assert_called_once_with(None)
+
+        asyncio.run(test())
+
     def test_that_is_closed_waits_for_its_socket(self) -> None:
         async def test() -> None:
             wire, closed = Wire().wire, asyncio.get_running_loop().create_future()
