@@ -73,6 +73,41 @@ def test_a_probe_that_is_cancelled_lets_another_one_ask_at_once(opened: Breaker,
     assert opened.acquire() is True
 
 
+@pytest.mark.parametrize(
+    ("answers", "has_failed", "is_open", "is_refusing"),
+    [
+        ([], False, False, False),
+        ([False], True, False, False),
+        ([False, False], True, False, False),
+        ([False, False, False], True, True, True),
+        ([False, False, True, False], True, False, False),
+        ([False, False, False, True], False, False, False),
+        ([False, False, None], True, False, False),
+    ],
+    ids=["new", "one", "two", "three in a row", "not in a row", "answered again", "a call that shows nothing"],
+)
+def test_three_failures_in_a_row_open_a_breaker(
+    answers: list[bool | None], has_failed: bool, is_open: bool, is_refusing: bool, clock: Clock
+) -> None:
+    breaker = Breaker(clock=clock)
+    for answered in answers:
+        breaker.leave(answered, is_probe=False)
+
+    assert (breaker.has_failed, breaker.is_open, breaker.is_refusing()) == (has_failed, is_open, is_refusing)
+
+
+def test_a_call_that_began_before_a_breaker_opened_lets_nobody_ask_when_it_is_cancelled(clock: Clock) -> None:
+    breaker = Breaker(clock=clock)
+
+    def is_interrupted() -> None:
+        fail(breaker)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), GuardedCall(breaker, lambda error: None):
+        is_interrupted()
+    assert breaker.is_refusing()
+
+
 def test_a_probe_without_a_result_counts_as_lost_after_five_seconds(opened: Breaker, clock: Clock) -> None:
     clock.now += 1
     assert opened.acquire() is True
