@@ -479,6 +479,14 @@ def test_another_error_of_a_new_connection_stays_as_it_is(error: Exception) -> N
     assert caught.value is error
 
 
+def test_a_pool_that_closes_closes_its_idle_connections(site: Site) -> None:
+    wires = site.idle(2)
+
+    site.pool.close()
+
+    assert ([each.is_closed for each in wires], len(site.pool._idle)) == ([True, True], 0)
+
+
 def test_a_pool_that_closes_closes_its_clients_of_sentinels(site: Site) -> None:
     pool = played_sentinels(clients=2)
     site.pool_with(pool)
