@@ -28,8 +28,10 @@ from django_quota.http.refusal_page import LimitShown, page_context
 from django_quota.limiting.overrides import MAX_OVERRIDES
 from django_quota.limiting.prefetch import MIN_DEMAND
 from django_quota.limiting.unasked import MAX_PLACES
+from django_quota.stores.breaker import FAILURES, RESET_TIMEOUT
 from django_quota.stores.redis.async_wire import MOST_UNDER_WAY, MOST_WAITING
-from django_quota.stores.redis.connections import REDIS_CONNECTIONS
+from django_quota.stores.redis.connections import CHECK_AFTER_IDLE, CONNECTION_TIMEOUT, REDIS_CONNECTIONS
+from django_quota.stores.redis.settings import ANSWER_TIMEOUT, PLAIN_TIMEOUT
 from tests.benchmarks import algorithms
 from tests.support import reference
 
@@ -126,6 +128,21 @@ def test_a_setting_is_listed_with_its_default(name: str) -> None:
 )
 def test_a_bound_on_a_page_is_the_one_of_the_code(page: str, sentence: str, number: int) -> None:
     assert sentence.format(f"{number:,}") in " ".join(read(page).split())
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "promised", "found"),
+    [
+        ("redis", "limits wait 0.25 seconds and the admin two", (0.25, 2.0), (ANSWER_TIMEOUT, PLAIN_TIMEOUT)),
+        ("reliability", "Who has waited for a second", 1.0, CONNECTION_TIMEOUT),
+        ("reliability", "After three failures, one request a second", (3, 1.0), (FAILURES, RESET_TIMEOUT)),
+        ("reliability", "one that idled for a second costs no decision", 1.0, CHECK_AFTER_IDLE),
+    ],
+    ids=str,
+)
+def test_a_time_on_a_page_is_the_one_of_the_code(page: str, sentence: str, promised: object, found: object) -> None:
+    assert sentence in " ".join(read(page).split())
+    assert found == promised
 
 
 def test_every_option_of_a_rule_is_listed() -> None:

@@ -133,7 +133,7 @@ def test_time_outs_are_short_unless_they_are_given(settings: Any) -> None:
     settings.QUOTA = {"REDIS": {"host": "127.0.0.1", "socket_timeout": 1.5, "max_connections": 3, "timeout": 7}}
     pool = redis_store().server.pool
     assert [pool._source.options[f"socket_{each}"] for each in ("timeout", "connect_timeout")] == [1.5, 0.25]
-    assert (pool._max_connections, pool._patience) == (3, 7)
+    assert (pool._permits.qsize(), pool._patience) == (3, 7)
 
 
 def test_a_function_is_asked_for_the_password_of_each_new_connection(port: int, server: Any, settings: Any) -> None:
@@ -232,7 +232,7 @@ class TestTheRedisOfDjangosOwnCache:
 
         pool = redis_store().server.pool
 
-        assert (pool._max_connections, pool._patience) == (2, 9)
+        assert (pool._permits.qsize(), pool._patience) == (2, 9)
         assert remaining_both_ways() == [4, 3]
 
     def test_is_checked_for_long_time_outs(self, alias: dict[str, Any]) -> None:
@@ -363,6 +363,7 @@ def test_what_redis_py_would_read_otherwise_cannot_be_read() -> None:
         ("redis://:6379/0", {"port": 6379, "db": 0}), ("redis:///3", {"db": 3}), ("redis://h", {"host": "h"}),
         ("redis://h/12?db=3", {"host": "h", "db": 3}), ("redis://[::1]:6379/", {"host": "::1", "port": 6379}),
         ("redis://:p@ss@h/0", {"host": "h", "db": 0, "password": "p@ss"}),
+        ("redis://h?client_name=a@b", {"host": "h", "client_name": "a@b"}),
         ("redis://h?password=a@b&username=c@d", {"host": "h", "username": "c@d", "password": "a@b"}),
         ("rediss://h?ssl_ca_certs=/etc/a@b.pem", {"host": "h", "ssl": True, "ssl_ca_certs": "/etc/a@b.pem"}),
         ("redis://u:%23%2F%3F%40@h:1", {"host": "h", "port": 1, "username": "u", "password": "#/?@"}),

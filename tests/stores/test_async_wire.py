@@ -19,7 +19,7 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis import async_wire
 from django_quota.stores.redis import wire as reading
 from django_quota.stores.redis.async_wire import MOST_UNDER_WAY, AsyncWire, Line
-from django_quota.stores.redis.connections import Source
+from django_quota.stores.redis.connections import CHECK_AFTER_IDLE, Source
 from django_quota.testing import RedisServer
 from tests.faults.calls import caches_at
 from tests.faults.sockets import listening
@@ -536,6 +536,35 @@ def test_who_sends_a_forgotten_script_holds_up_nobody(leaves: bool, raw: redis.R
     assert not any(each.degraded for each in found[leaves:])
 
 
+class TestAConnectionThatNobodyUsed:
+    """It is asked before its next use: a firewall may have forgotten it."""
+
+    async def is_asked_again(self, wire: Any) -> None:
+        wire._line.used -= CHECK_AFTER_IDLE
+        task = asyncio.ensure_future(acheck("9/m", "user:1"))
+        await until(lambda: wire._line.is_asked)
+        task.cancel()
+        await until(lambda: not wire._line.is_asked)
+
+    def test_since_it_was_opened(self) -> None:
+        async def ask() -> None:
+            wire = await wire_of_this_loop()
+            wire._open()
+            await until(lambda: wire._line)
+            await self.is_asked_again(wire)
+
+        asyncio.run(ask())
+
+    def test_since_it_was_asked(self) -> None:
+        async def ask() -> None:
+            await acheck("9/m", "user:1")
+            wire = await wire_of_this_loop()
+            await self.is_asked_again(wire)
+            await self.is_asked_again(wire)
+
+        asyncio.run(ask())
+
+
 def test_what_a_callback_runs_into_fails_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
@@ -643,10 +672,22 @@ def test_replies_are_read_in_python_as_by_hiredis() -> None:
     assert {at: replies for at, replies in found.items() if replies != whole} == {}
 
 
+def test_replies_are_read_by_hiredis_where_it_is_installed() -> None:
+    hiredis = pytest.importorskip("hiredis", reason="hiredis is not installed")
+
+    assert type(reading.reply_reader(ResponseError)) is hiredis.Reader
+
+
+@pytest.mark.parametrize("kind", [b"+", b"-", b":", b"$", b"*", b"_", b"#", b",", b"%", b"~", b">"])
+def test_a_reply_of_any_kind_may_have_only_begun(kind: bytes) -> None:
+    assert read_in_parts(reading.PlainReader, kind, 0) == []
+
+
+@pytest.mark.parametrize(("said", "words"), [(b"no", "ERR no"), (b"\xff", "ERR \ufffd")], ids=["a text", "no text"])
 @pytest.mark.usefixtures("parser")
-def test_an_error_reply_is_an_error_that_is_returned() -> None:
-    (error,) = read_in_parts(reading.reply_reader, b"-ERR no\r\n", 3)
-    assert (type(error), str(error)) == (ResponseError, "ERR no")
+def test_an_error_reply_is_an_error_that_is_returned(said: bytes, words: str) -> None:
+    (error,) = read_in_parts(reading.reply_reader, b"-ERR " + said + b"\r\n", 3)
+    assert (type(error), str(error)) == (ResponseError, words)
 
 
 @pytest.mark.usefixtures("parser")

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from django_quota.core.errors import StoreFull, StoreUnavailable
 from django_quota.engine.operations import DictStates
 from django_quota.features.counters.operations import Get, Set
-from django_quota.stores.base import MAX_REASON_LENGTH, Draft, all_well, reason_of
+from django_quota.stores.base import Draft, Statement, all_well, asked_once, reason_of, tried
 from django_quota.stores.database.states import RowStates, StateRow, dumps
 from django_quota.stores.memory import MemoryStore
 from tests.support.counts import keys_of
@@ -97,12 +98,30 @@ class TestOperationsThatAreTried:
         assert all_well([1, None, 3]) == [1, None, 3]
 
 
+def test_operations_are_tried_in_order_at_the_time_that_is_passed_in() -> None:
+    one, other = Get(keys_of("quota:1:{a}:c:n")), Get(keys_of("quota:1:{b}:c:n"))
+
+    assert tried(lambda *given: given, [one, other], 7) == [(one, 7), (other, 7)]
+
+
+def test_a_call_is_made_once_unless_its_job_is_patient() -> None:
+    failed = Mock(side_effect=StoreUnavailable("x"))
+
+    with pytest.raises(StoreUnavailable):
+        asked_once(failed)
+    assert (asked_once(lambda: 5), failed.call_count) == (5, 1)
+
+
+def test_a_statement_may_have_no_parameters() -> None:
+    assert Statement("SELECT 1").values == ()
+
+
 def test_why_a_store_is_unavailable_names_the_error() -> None:
     assert reason_of(ValueError("other"), "it hangs") == "ValueError: it hangs"
 
 
 @pytest.mark.parametrize(("more", "end"), [(0, "x"), (1, "...")], ids=["the longest", "too long"])
 def test_a_long_text_of_a_driver_is_cut(more: int, end: str) -> None:
-    reason = reason_of(ValueError(), "x" * (MAX_REASON_LENGTH + more))
+    reason = reason_of(ValueError(), "x" * (400 + more))
 
-    assert reason == f"ValueError: {'x' * MAX_REASON_LENGTH}{end if more else ''}"
+    assert reason == f"ValueError: {'x' * 400}{end if more else ''}"

@@ -73,6 +73,68 @@ def test_a_probe_that_is_cancelled_lets_another_one_ask_at_once(opened: Breaker,
     assert opened.acquire() is True
 
 
+@pytest.mark.parametrize(
+    ("answers", "has_failed", "is_open", "is_refusing"),
+    [
+        ([], False, False, False),
+        ([False], True, False, False),
+        ([False, False], True, False, False),
+        ([False, False, False], True, True, True),
+        ([False, False, True, False], True, False, False),
+        ([False, False, False, True], False, False, False),
+        ([False, False, None], True, False, False),
+    ],
+    ids=["new", "one", "two", "three in a row", "not in a row", "answered again", "a call that shows nothing"],
+)
+def test_three_failures_in_a_row_open_a_breaker(
+    answers: list[bool | None], has_failed: bool, is_open: bool, is_refusing: bool, clock: Clock
+) -> None:
+    breaker = Breaker(clock=clock)
+    for answered in answers:
+        breaker.leave(answered, is_probe=False)
+
+    assert (breaker.has_failed, breaker.is_open, breaker.is_refusing()) == (has_failed, is_open, is_refusing)
+
+
+def test_a_call_that_began_before_a_breaker_opened_lets_nobody_ask_when_it_is_cancelled(clock: Clock) -> None:
+    breaker = Breaker(clock=clock)
+
+    def is_interrupted() -> None:
+        fail(breaker)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), GuardedCall(breaker, lambda error: None):
+        is_interrupted()
+    assert breaker.is_refusing()
+
+
+def test_a_probe_without_a_result_counts_as_lost_after_five_seconds(opened: Breaker, clock: Clock) -> None:
+    clock.now += 1
+    assert opened.acquire() is True
+
+    clock.now += 4.75
+    assert opened.acquire() is None
+    clock.now += 0.25
+    assert opened.acquire() is True
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ([], "it has failed several times in a row, and is asked again in a moment"),
+        (["a:1"], "a:1 has failed several times in a row, and is asked again in a moment"),
+    ],
+    ids=["the only server", "one of several"],
+)
+def test_a_call_that_is_refused_names_its_server(names: list[str], reason: str, opened: Breaker) -> None:
+    with pytest.raises(StoreUnavailable) as caught, GuardedCall(opened, lambda error: None, *names):
+        pytest.fail("it was made")
+    with pytest.raises(StoreUnavailable) as entered:
+        opened.enter(*names)
+
+    assert (caught.value.reason, entered.value.reason) == (reason, reason)
+
+
 @pytest.mark.parametrize("does", ["acquire", "failed", "succeeded", "release"])
 def test_what_a_breaker_knows_changes_under_its_lock(does: str, clock: Clock) -> None:
     """Else a failure that is being counted would hide an answer that comes meanwhile."""

@@ -1,6 +1,7 @@
 """The clients that find the servers of a Cluster: none is dropped with its connections open."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -93,6 +94,46 @@ def test_a_client_asks_no_server_a_second_time(made: list[Client], settings_of_c
     assert [each.options["retry"]._retries for each in made] == [0, 0]
 
 
+def test_a_client_begins_at_the_servers_of_the_settings(made: list[Client], settings_of_cluster: Any) -> None:
+    settings_of_cluster.addresses = [Address("a", 1), Address("b", 2)]
+    settings_of_cluster.options = {"protocol": 2}
+
+    async def connect() -> None:
+        connecting = asyncio.ensure_future(AsyncSide(settings_of_cluster).connect())
+        await asyncio.sleep(0)
+        connecting.cancel()
+
+    SyncSide(settings_of_cluster).connect()
+    asyncio.run(connect())
+
+    of_threads, of_tasks = (each.options for each in made)
+    assert [(node.host, node.port) for node in of_threads["startup_nodes"]] == [("a", 1), ("b", 2)]
+    assert of_tasks["startup_nodes"] == settings_of_cluster.addresses
+    assert (of_threads["protocol"], of_tasks["protocol"]) == (2, 2)
+
+
+def test_the_connections_to_a_server_report_to_its_breaker(settings_of_cluster: Any) -> None:
+    settings_of_cluster.sync_pool, settings_of_cluster.async_wire = Mock(), Mock()
+    server, breaker = Address("a", 1), Breaker()
+
+    SyncSide(settings_of_cluster).pool(server, breaker)
+    AsyncSide(settings_of_cluster).pool(server, breaker)
+
+    settings_of_cluster.sync_pool.assert_called_once_with(server, breaker)
+    settings_of_cluster.async_wire.assert_called_once_with(server, breaker)
+
+
+def test_the_client_of_all_threads_reads_the_slots_again(settings_of_cluster: Any) -> None:
+    side: Any = SyncSide(settings_of_cluster)
+    side.client = Mock()
+    side.client.get_nodes.return_value = []
+
+    side.read_slots()
+
+    side.client.nodes_manager.initialize.assert_called_once_with()
+    side.client.close.assert_not_called()
+
+
 def test_a_side_without_a_client_reads_no_slots(settings_of_cluster: Any) -> None:
     SyncSide(settings_of_cluster).read_slots()
     asyncio.run(AsyncSide(settings_of_cluster).read_slots())
@@ -144,12 +185,24 @@ class TestTheClientOfALoop:
     def test_is_made_anew_after_it_was_left(self, side: Any, made: list[Client]) -> None:
         async def connect_again() -> None:
             await side.leave(await side.connect())
+            assert side.client is None
             await side.connect()
 
         asyncio.run(connect_again())
 
         assert [each.is_closed for each in made] == [True, False]
         assert side.client is made[-1]
+
+    def test_stays_left_if_it_was_closed_while_it_connected(self, side: Any) -> None:
+        async def close() -> None:
+            connecting = asyncio.ensure_future(side.connect())
+            await asyncio.sleep(0)
+            await side.aclose()
+            await connecting
+
+        asyncio.run(close())
+
+        assert side.client is None
 
     def test_reads_the_slots_again(self, side: Any) -> None:
         async def read_again() -> None:
@@ -182,6 +235,10 @@ class TestTheClientOfALoop:
             return [is_first_by_another, await second, await side.is_loaded_by_another("script")]
 
         assert asyncio.run(send()) == [False, True, False]
+
+
+def test_a_pause_holds_up_a_thread_or_a_task() -> None:
+    assert (SyncSide.pause, AsyncSide.pause) == (time.sleep, asyncio.sleep)
 
 
 def test_each_thread_sends_a_script_itself(settings_of_cluster: Any) -> None:
@@ -306,6 +363,28 @@ class TestTheClientOfAllThreads:
         side.leave(client)
 
         assert side.changed == [None]
+
+
+class AskedMeanwhile(Client):
+    """While it reads the slots, another thread asks for them, too."""
+
+    reads = 0
+
+    def read(self) -> None:
+        self.reads += 1
+        if self.reads < 3:
+            self.nodes_manager.initialize()
+
+
+def test_a_client_of_all_threads_is_asked_for_the_slots_by_one_of_them(
+    settings_of_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "_SyncCluster", AskedMeanwhile)
+    client = SyncSide(settings_of_cluster).connect()
+
+    client.nodes_manager.initialize()
+
+    assert client.reads == 1
 
 
 def test_one_thread_reads_the_slots_at_a_time() -> None:
@@ -452,6 +531,12 @@ class TestTheSettingsOfACluster:
     def test_have_a_default_for_each_client(self, option: str, value: Any, made_of: Any) -> None:
         assert made_of().options[option] == value
 
+    def test_give_the_clients_no_other_options(self, made_of: Any) -> None:
+        assert sorted(made_of(password="x").options) == [
+            "address_remap", "decode_responses", "max_connections", "password", "protocol", "reinitialize_steps",
+            "require_full_coverage", "socket_connect_timeout", "socket_timeout",
+        ]  # fmt: skip
+
     def test_give_the_clients_what_maps_addresses(self, made_of: Any) -> None:
         assert made_of(address_remap=max).options["address_remap"] is max
 
@@ -463,7 +548,7 @@ class TestTheSettingsOfACluster:
         assert option not in made_of(**{option: 7}).options
 
     def test_never_let_a_client_raise_for_want_of_connections(self, made_of: Any) -> None:
-        assert made_of(max_connections=3).options["max_connections"] > 1_000_000
+        assert made_of(max_connections=3).options["max_connections"] == 2**31
 
     def test_limit_the_connections_to_each_server(self, made_of: Any) -> None:
         pool = made_of(max_connections=3, timeout=9).sync_pool(Address("a", 1), Breaker())
@@ -485,10 +570,15 @@ class TestTheSettingsOfACluster:
         assert (options["host"], options["port"], options["protocol"], wire._patience) == ("b", 2, 2, 9)
 
     def test_lead_plain_commands_to_their_server(self, made_of: Any) -> None:
-        options = made_of(socket_timeout=9).plain_client("2001:db8::1:7000").connection_pool.connection_kwargs
+        given = {"socket_timeout": 9, "max_connections": 3, "address_remap": max, "timeout": 5, "db": 0}
 
+        pool = made_of(**given).plain_client("2001:db8::1:7000").connection_pool
+
+        options = pool.connection_kwargs
         assert (options["host"], options["port"]) == ("2001:db8::1", 7000)
         assert (options["socket_timeout"], options["socket_connect_timeout"]) == (9, PLAIN_TIMEOUT)
+        assert not {"address_remap", "timeout", "db"} & options.keys()
+        assert pool.max_connections > 3
 
 
 def test_a_client_that_reaches_no_server_is_closed(settings_of_cluster: Any) -> None:

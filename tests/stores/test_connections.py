@@ -10,17 +10,22 @@ from unittest.mock import Mock
 import pytest
 import redis
 import redis.asyncio as aioredis
+from redis.asyncio import sentinel as aiosentinel
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, NoScriptError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 from django_quota.core.errors import StoreBusy, StoreUnavailable
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis import connections
 from django_quota.stores.redis.connections import (
-    ASK,
-    ASKING,
     CHECK_AFTER_IDLE,
     GIVING_BACK,
     LATE,
@@ -28,7 +33,9 @@ from django_quota.stores.redis.connections import (
     SyncPool,
     async_source,
     connecting,
+    is_too_late,
     sync_pool,
+    sync_source,
 )
 from django_quota.stores.redis.errors import ConnectFailedError
 from django_quota.stores.redis.settings import ANSWER_TIMEOUT
@@ -151,7 +158,7 @@ class TestACall:
         wire.replies = [said, b"a"]
 
         assert site.pool.execute(b"command", is_asking=True) == b"a"
-        assert wire.sent == [ASKING + b"command"]
+        assert wire.sent == [b"*1\r\n$6\r\nASKING\r\ncommand"]
 
     def test_that_asks_another_server_of_a_cluster_raises_a_missing_reply(self, site: Site) -> None:
         (wire,) = site.idle(1)
@@ -269,9 +276,12 @@ class TestACallThatFindsNoPlace:
         def waited(patience: float = 0.5, **options: Any) -> float:
             site.pool._patience = patience
             site.pool._permits = permits = Mock(get_nowait=Mock(side_effect=Empty), get=Mock(side_effect=Empty))
-            with pytest.raises(StoreBusy, match=r"all connections of this process were in use for"):
+            with pytest.raises(StoreBusy) as caught:
                 site.pool.execute(("GET", "a"), **options)
             permits.put.assert_not_called()
+            seconds = permits.get.call_args.kwargs["timeout"]
+            assert caught.value.reason == f"all connections of this process were in use for {seconds:g} s"
+            assert caught.value.__suppress_context__  # a queue that is empty says nothing more
             return cast("float", permits.get.call_args.kwargs["timeout"])
 
         return waited
@@ -280,7 +290,7 @@ class TestACallThatFindsNoPlace:
         assert waited() == 0.5
 
     @pytest.mark.parametrize(
-        ("patience", "seconds"), [(0.5, GIVING_BACK), (2 * GIVING_BACK, 2 * GIVING_BACK)], ids=["short", "long"]
+        ("patience", "seconds"), [(0.5, 30.0), (2 * GIVING_BACK, 2 * GIVING_BACK)], ids=["short", "long"]
     )
     def test_waits_for_longer_if_it_gives_back(self, patience: float, seconds: float, waited: Any) -> None:
         assert waited(patience, gives_back=True) == seconds
@@ -303,10 +313,12 @@ class TestAnIdleConnection:
         assert site.pool._connected() is cast("Any", well)
         assert closed.is_closed
 
-    @pytest.mark.parametrize(("later", "asked"), [(-0.01, []), (0, [ASK])], ids=["shortly", "for long"])
+    @pytest.mark.parametrize(
+        ("later", "asked"), [(-0.01, []), (0, [b"*1\r\n$4\r\nTIME\r\n"])], ids=["shortly", "for long"]
+    )
     def test_is_asked_whether_it_serves_after_it_idled(self, later: float, asked: list[bytes], site: Site) -> None:
         (wire,) = site.idle(1)
-        site.clock.now += CHECK_AFTER_IDLE + later
+        site.clock.now += 1.0 + later
 
         assert site.pool._connected() is cast("Any", wire)
         assert wire.sent == asked
@@ -363,8 +375,9 @@ class TestANewConnection:
     def test_on_which_the_server_says_more_than_it_was_asked_is_closed(self, site: Site) -> None:
         site.says_more = True
 
-        site.fails(ConnectFailedError())
-
+        with pytest.raises(ConnectFailedError) as caught:
+            site.pool.execute(("GET", "a"))
+        assert str(caught.value) == "the server sent unexpected data after connecting"
         assert site.disconnected == 1
 
     def test_to_a_server_that_is_no_longer_the_primary_is_closed(self, site: Site) -> None:
@@ -398,7 +411,7 @@ class TestANewConnection:
 
         return tried
 
-    LONGEST = 2.0 + LATE
+    LONGEST = 2.0 + 0.1
     """Seconds that connecting takes at most, with these time-outs."""
 
     def test_that_times_out_in_time_fails(self, tried: Any) -> None:
@@ -418,7 +431,8 @@ class TestANewConnection:
         times, error = tried(self.LONGEST + 0.01, self.LONGEST + 0.01, 9)
 
         assert (times, type(error)) == (2, StoreBusy)
-        assert "too busy to connect: late" in error.reason
+        assert error.reason == "this process was too busy to connect: late"
+        assert error.__suppress_context__  # the frames of redis-py have the password
 
     def test_is_given_more_time_by_each_sentinel(self, tried: Any) -> None:
         times, _ = tried(3 * 2.0 + LATE - 0.01, 9, asked=2)
@@ -426,21 +440,34 @@ class TestANewConnection:
         assert times == 1
 
 
+@pytest.mark.parametrize(("more", "is_late"), [(0.0, False), (0.125, True)], ids=["in time", "too late"])
+def test_connecting_is_too_late_after_all_time_outs(
+    more: float, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LATE", 0.25)
+    source = Source(Site, {"socket_timeout": 2.0, "socket_connect_timeout": 1.0}, played_sentinels(clients=1))
+
+    assert is_too_late(100.0, source, 104.25 + more) is is_late
+
+
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM], ids=errno.errorcode.get)
 def test_a_process_that_may_open_no_more_files_is_busy(code: int) -> None:
     error = RedisConnectionError("Error connecting")
     error.__cause__ = OSError(code, "no more")
 
-    with pytest.raises(StoreBusy, match="this process cannot open another connection"), connecting():
+    with pytest.raises(StoreBusy) as caught, connecting():
         raise error
+    assert caught.value.reason == "this process cannot open another connection: Error connecting"
+    assert caught.value.__suppress_context__  # the frames of redis-py have the password
 
 
 @pytest.mark.parametrize(
     "error", [ConnectionResetError("x"), RedisConnectionError("Connection closed by server.")], ids=type
 )
 def test_a_new_connection_that_is_cut_was_answered_by_no_redis(error: Exception) -> None:
-    with pytest.raises(ConnectFailedError, match="cut before an answer"), connecting():
+    with pytest.raises(ConnectFailedError) as caught, connecting():
         raise error
+    assert (str(caught.value), caught.value.__cause__) == (f"cut before an answer: {error}", error)
 
 
 @pytest.mark.parametrize(
@@ -450,6 +477,14 @@ def test_another_error_of_a_new_connection_stays_as_it_is(error: Exception) -> N
     with pytest.raises(type(error)) as caught, connecting():
         raise error
     assert caught.value is error
+
+
+def test_a_pool_that_closes_closes_its_idle_connections(site: Site) -> None:
+    wires = site.idle(2)
+
+    site.pool.close()
+
+    assert ([each.is_closed for each in wires], len(site.pool._idle)) == ([True, True], 0)
 
 
 def test_a_pool_that_closes_closes_its_clients_of_sentinels(site: Site) -> None:
@@ -494,6 +529,12 @@ def test_a_process_has_fifty_connections_unless_the_settings_say(of_pool: int, s
     assert made._permits.qsize() == found
 
 
+def test_a_call_waits_for_a_connection_as_long_as_the_settings_say() -> None:
+    made = sync_pool(redis.ConnectionPool(), {"timeout": 7}.get, Breaker())
+
+    assert made._patience == 7
+
+
 class TestTheConnectionsOfAnEventLoop:
     @pytest.mark.parametrize(
         ("kind", "twin"),
@@ -501,10 +542,12 @@ class TestTheConnectionsOfAnEventLoop:
             (redis.Connection, aioredis.Connection),
             (redis.SSLConnection, aioredis.SSLConnection),
             (redis.UnixDomainSocketConnection, aioredis.UnixDomainSocketConnection),
+            (SentinelManagedConnection, aiosentinel.SentinelManagedConnection),
+            (SentinelManagedSSLConnection, aiosentinel.SentinelManagedSSLConnection),
             (type("OfSite", (redis.SSLConnection,), {}), aioredis.SSLConnection),
             (type("Another", (), {}), aioredis.Connection),
         ],
-        ids=["TCP", "TLS", "a socket file", "a class of the site", "a class that nobody knows"],
+        ids=["TCP", "TLS", "a socket file", "Sentinel", "Sentinel by TLS", "a class of the site", "of nobody"],
     )
     def test_are_of_the_class_that_the_settings_mean(self, kind: type[Any], twin: type[Any]) -> None:
         pool: Any = redis.ConnectionPool(connection_class=kind)
@@ -526,8 +569,12 @@ class TestTheConnectionsOfAnEventLoop:
         assert (options["socket_timeout"], options["socket_connect_timeout"]) == (3, ANSWER_TIMEOUT)
 
     @pytest.mark.parametrize(
-        "option", ["retry", "retry_on_error", "retry_on_timeout", "maint_notifications_config", "parser_class"]
-    )
+        "option",
+        [
+            "retry", "retry_on_error", "retry_on_timeout", "maint_notifications_config", "orig_host_address",
+            "oss_cluster_maint_notifications_handler", "himport_method", "parser_class", "command_packer",
+        ],
+    )  # fmt: skip
     def test_leave_out_what_repeats_commands_or_reads_replies(self, option: str) -> None:
         pool: Any = SimpleNamespace(connection_class=redis.Connection, connection_kwargs={option: object()})
 
@@ -540,6 +587,12 @@ class TestTheConnectionsOfAnEventLoop:
         pool: Any = SimpleNamespace(connection_class=redis.Connection, connection_kwargs={"of_another": value})
 
         assert ("of_another" in async_source(pool).options) is is_kept
+
+    @pytest.mark.parametrize("option", ["parser_class", "command_packer"])
+    def test_of_threads_keep_what_reads_replies(self, option: str) -> None:
+        pool: Any = SimpleNamespace(connection_class=redis.Connection, connection_kwargs={option: object()})
+
+        assert option in sync_source(pool).options
 
     def test_read_replies_as_bytes(self) -> None:
         pool: Any = redis.ConnectionPool(decode_responses=True)

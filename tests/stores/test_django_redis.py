@@ -12,6 +12,7 @@ from redis.cluster import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, ResponseError, SlotNotCoveredError
 
+from django_quota.stores import cluster
 from django_quota.stores.redis import django_redis
 from django_quota.stores.redis.aliases import redis_of_alias
 from django_quota.stores.redis.django_redis import (
@@ -20,7 +21,7 @@ from django_quota.stores.redis.django_redis import (
     DjangoRedisCluster,
     address_in,
 )
-from django_quota.stores.redis.settings import Address
+from django_quota.stores.redis.settings import NAME_A_REDIS, Address
 from tests.support.stores import CLUSTER_CLIENT
 
 BACKEND = "django_redis.cache.RedisCache"
@@ -104,7 +105,11 @@ class TestAnAlias:
     def test_of_a_cluster_names_servers_with_database_0(self, location: Any, is_wrong: bool, alias: Any) -> None:
         problem = alias(location, CLIENT_CLASS=CLUSTER_CLIENT).place_problem()
 
-        assert (problem is not None and "names no host, or another database than 0" in problem.message) is is_wrong
+        words = (
+            'The LOCATION of CACHES["default"] names no host, or another database than 0, the only one of a Cluster.'
+        )
+        hint = 'Name one or several servers, for example ["redis://10.0.0.1:6379/0", "redis://10.0.0.2:6379/0"].'
+        assert problem == (("E004", words, hint, "") if is_wrong else None)
 
     @pytest.mark.parametrize(
         ("given", "is_wrong"),
@@ -119,7 +124,12 @@ class TestAnAlias:
     def test_of_sentinels_needs_a_factory_for_them(self, given: dict[str, Any], is_wrong: bool, alias: Any) -> None:
         problem = alias("redis://m/0", CLIENT_CLASS="django_redis.client.SentinelClient", **given).place_problem()
 
-        assert (problem is not None and "sets no CONNECTION_FACTORY, or no SENTINELS" in problem.message) is is_wrong
+        words = 'CACHES["default"] uses the SentinelClient, but sets no CONNECTION_FACTORY, or no SENTINELS.'
+        hint = (
+            'Use, for example, "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory" and "SENTINELS": '
+            '[("10.0.0.1", 26379)] in its OPTIONS.'
+        )
+        assert problem == (("E004", words, hint, "") if is_wrong else None)
 
     def test_of_sentinels_may_have_the_factory_of_all_aliases(self, alias: Any, settings: Any) -> None:
         settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
@@ -128,11 +138,39 @@ class TestAnAlias:
 
         assert found.place_problem() is None
 
-    @pytest.mark.parametrize("client", ["no.such.Client", "django_redis.cache", "os.sep"])
-    def test_whose_client_cannot_be_used_says_so(self, client: str, alias: Any) -> None:
+    @pytest.mark.parametrize(
+        ("client", "why"),
+        [
+            ("no.such.Client", "No module named 'no'"),
+            ("django_redis.cache", "issubclass() arg 1 must be a class"),
+            ("os.sep", "issubclass() arg 1 must be a class"),
+        ],
+    )
+    def test_whose_client_cannot_be_used_says_so(self, client: str, why: str, alias: Any) -> None:
         problem = alias(CLIENT_CLASS=client).place_problem()
 
-        assert (problem.code, "cannot be used" in problem.message) == ("E004", True)
+        words = f'The CLIENT_CLASS of CACHES["default"] cannot be used: {why}.'
+        assert problem == ("E004", words, NAME_A_REDIS, "")
+
+    def test_that_spreads_keys_itself_cannot_serve(self, alias: Any) -> None:
+        name, hint = (
+            'CACHES["default"]',
+            "Use an alias with the DefaultClient, the SentinelClient or the ClusterClient.",
+        )
+        words = f"{name} uses the ShardClient, which spreads keys over servers by itself: a script has no single home."
+
+        assert alias(CLIENT_CLASS="django_redis.client.ShardClient").place_problem() == ("E005", words, hint, "")
+
+    def test_whose_url_is_wrong_says_so_first(self, alias: Any) -> None:
+        problem = alias("nonsense", CLIENT_CLASS="no.such.Client").place_problem()
+
+        assert problem.message.startswith('The LOCATION of CACHES["default"] has no scheme')
+
+    def test_whose_options_are_wrong_says_what_to_write(self, alias: Any) -> None:
+        assert alias(CONNECTION_POOL_KWARGS={"no_such_option": 1}).problem().hint == (
+            "Give CONNECTION_POOL_KWARGS options of redis.Connection, paths that lead to classes, and SENTINELS as "
+            '[("10.0.0.1", 26379)]. For TLS behind Sentinel, use redis:// with "CONNECTION_POOL_KWARGS": {"ssl": True}.'
+        )
 
 
 @pytest.mark.parametrize(
@@ -195,6 +233,16 @@ class TestTheClientOfACluster:
 
         assert object.__new__(DjangoRedisCluster).execute_command("GET", "a", keys=["a"]) == b"x"
         command.assert_called_once_with("GET", "a", keys=["a"])
+
+    def test_passes_on_what_its_pipeline_is_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        execute = Mock(return_value=[b"x"])
+        monkeypatch.setattr(RedisCluster, "pipeline", pipeline := Mock(return_value=Mock(execute=execute)))
+
+        made = object.__new__(DjangoRedisCluster).pipeline(False, "hint")
+
+        assert made.execute(raise_on_error=False) == [b"x"]
+        pipeline.assert_called_once_with(False, "hint")
+        execute.assert_called_once_with(raise_on_error=False)
 
 
 class TestTheFactory:
@@ -272,8 +320,9 @@ class TestTheCache:
     def test_needs_the_factory_of_a_cluster(self) -> None:
         options = {"OPTIONS": {"CONNECTION_FACTORY": "django_redis.pool.ConnectionFactory"}}
 
-        with pytest.raises(ImproperlyConfigured, match="needs the ClusterConnectionFactory"):
+        with pytest.raises(ImproperlyConfigured) as caught:
             ClusterClient("redis://a", options, None)
+        assert str(caught.value) == "ClusterClient needs the ClusterConnectionFactory, which is its default."
 
     def test_keeps_its_other_options(self) -> None:
         cache: Any = ClusterClient("redis://a", {"OPTIONS": {"SOCKET_TIMEOUT": 5}}, None)
@@ -292,7 +341,7 @@ class TestTheCache:
 
         with pytest.raises(ConnectionInterrupted) as caught:
             cache.connect()
-        assert caught.value.__cause__ is error
+        assert (caught.value.connection, caught.value.__cause__) == (None, error)
 
     @pytest.mark.parametrize("write", [True, False])
     def test_has_one_client_for_reads_as_for_writes(self, write: bool, cache: Any) -> None:
@@ -316,6 +365,12 @@ class TestTheCache:
         assert cache.get_many(["a", "b", "c"], version=2) == {"a": "1", "c": "3"}
         assert [each.args[0] for each in asked.its.get.call_args_list] == ["2:a", "2:b", "2:c"]
 
+    def test_takes_no_answer_for_that_to_another_key(self, cache: Any, asked: Any) -> None:
+        asked.its.execute.return_value = [b"1"]
+
+        with pytest.raises(ValueError, match="shorter"):
+            cache.get_many(["a", "b"])
+
     def test_asks_nobody_for_no_keys(self, cache: Any, asked: Any) -> None:
         assert cache.get_many([]) == {}
         asked.its.execute.assert_not_called()
@@ -326,5 +381,29 @@ class TestTheCache:
     def test_is_interrupted_if_many_keys_cannot_be_read(self, error: Exception, cache: Any, asked: Any) -> None:
         asked.its.execute.side_effect = error
 
-        with pytest.raises(ConnectionInterrupted):
+        with pytest.raises(ConnectionInterrupted) as caught:
             cache.get_many(["a"])
+        assert (caught.value.connection.its, caught.value.__cause__) == (asked.its, error)
+
+    def test_asks_the_client_that_it_is_given(self, cache: Any, asked: Any) -> None:
+        given, cache.get_client = asked, Mock(side_effect=AssertionError)
+        asked.its.execute.return_value = [b"1"]
+
+        assert cache.get_many(["a"], client=given) == {"a": "1"}
+
+    def test_lists_the_keys_that_match_a_pattern(self, cache: Any) -> None:
+        cache.iter_keys = Mock(return_value=iter(["a", "b"]))
+
+        assert cache.keys("a*", version=2, client="client") == ["a", "b"]
+        cache.iter_keys.assert_called_once_with("a*", version=2, client="client")
+
+
+class TestTheModuleThatSettingsName:
+    def test_has_the_client_of_a_cluster(self) -> None:
+        assert cluster.ClusterClient is ClusterClient
+
+    def test_has_nothing_else(self) -> None:
+        with pytest.raises(AttributeError) as caught:
+            _ = cluster.NoSuchName
+        assert str(caught.value) == "module 'django_quota.stores.cluster' has no attribute 'NoSuchName'"
+        assert cluster.__all__ == ["ClusterClient"]

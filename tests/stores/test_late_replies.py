@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 import redis.asyncio as aioredis
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -18,7 +19,7 @@ from django_quota.core.errors import StoreBusy
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis import async_wire
 from django_quota.stores.redis.async_wire import AsyncWire
-from django_quota.stores.redis.connections import GIVING_BACK, LATE, Source
+from django_quota.stores.redis.connections import GIVING_BACK, LATE, TIMED_OUT, Source
 from django_quota.stores.redis.errors import ConnectFailedError
 from django_quota.testing import RedisServer
 from tests.support.commands import PATIENCE
@@ -232,7 +233,7 @@ class TestACallThatWaitsForRoom:
 
             site.timers.pass_ticks(1)
 
-            assert "busy for 0.5 s" in (await error_of(waiting)).reason
+            assert (await error_of(waiting)).reason == "others kept this event loop busy for 0.5 s"
 
         with_site(ask, patience=8, most=1)
 
@@ -319,8 +320,10 @@ class Connection:
         self.socket_connect_timeout = options["socket_connect_timeout"]
         self.disconnected = 0
         self.stops: str = options["stops"]
+        self.while_connecting: Any = None
 
     async def connect(self) -> None:
+        self.while_connecting = self.socket_timeout, self.socket_connect_timeout
         if self.stops == "at the socket":
             await asyncio.sleep(PATIENCE)
         await getattr(self, "redis_connect_func" if self.redis_connect_func else async_wire._GREETS)()
@@ -335,6 +338,7 @@ class Connection:
         return self.stops == "says more"
 
     async def disconnect(self, nowait: bool = False) -> None:
+        assert nowait  # redis-py would wait for the socket
         self.disconnected += 1
 
 
@@ -401,18 +405,23 @@ class TestANewConnection:
 
             error = await error_of(connecting)
             assert (type(error), str(error)) == (RedisTimeoutError, "Timeout connecting to server")
+            assert error.__suppress_context__  # a time-out of asyncio says nothing more
 
         opening(wait, stops, kind, played_sentinels(clients=asked) if asked else None)
 
     @pytest.mark.parametrize(
         ("stops", "error"),
-        [("raises", RedisConnectionError), ("says more", ConnectFailedError)],
+        [
+            ("raises", RedisConnectionError("no such host")),
+            ("says more", ConnectFailedError("the server sent unexpected data after connecting")),
+        ],
         ids=["cannot be made", "says more than it was asked"],
     )
-    def test_that_fails_is_closed(self, stops: str, error: type[Exception], opening: Any) -> None:
+    def test_that_fails_is_closed(self, stops: str, error: Exception, opening: Any) -> None:
         async def wait(_: AsyncWire, __: Timers, connecting: asyncio.Task[Any]) -> None:
-            with pytest.raises(error):
+            with pytest.raises(type(error)) as caught:
                 await connecting
+            assert str(caught.value) == str(error)
             assert [each.disconnected for each in Connection.made] == [1]
 
         opening(wait, stops)
@@ -440,6 +449,14 @@ class TestANewConnection:
     def test_that_serves_stays_open(self, opening: Any) -> None:
         async def wait(_: AsyncWire, __: Timers, connecting: asyncio.Task[Any]) -> None:
             assert (await connecting).disconnected == 0
+
+        opening(wait)
+
+    def test_has_no_time_out_of_redis_py_meanwhile(self, opening: Any) -> None:
+        """It would end while the loop is held up, though the server has answered."""
+
+        async def wait(_: AsyncWire, __: Timers, connecting: asyncio.Task[Any]) -> None:
+            assert (await connecting).while_connecting == (None, None)
 
         opening(wait)
 
@@ -476,6 +493,53 @@ class TestANewConnection:
         opening(wait)
 
 
+def test_calls_that_come_while_a_wire_connects_wait_for_that_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "made", [], raising=False)
+
+    async def call() -> None:
+        options = {"socket_timeout": 60.0, "socket_connect_timeout": 60.0, "stops": "at the socket"}
+        wire = AsyncWire(Source(Connection, options), 60.0, Breaker())
+        calls = []
+        for _ in range(2):
+            calls.append(asyncio.ensure_future(wire.execute(("PING",))))
+            await settled()
+        assert len(Connection.made) == 1
+        cast("Any", wire._opening).cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    asyncio.run(call())
+
+
+def test_a_connection_that_cannot_be_made_is_one_failure_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "made", [], raising=False)
+
+    async def call() -> None:
+        options = {"socket_timeout": 60.0, "socket_connect_timeout": 60.0, "stops": "raises"}
+        wire = AsyncWire(Source(Connection, options), 60.0, breaker := Breaker(failures=2))
+        errors = await asyncio.gather(*(wire.execute(("PING",)) for _ in range(3)), return_exceptions=True)
+        assert [str(error) for error in errors] == ["no such host"] * 3
+        assert (breaker.has_failed, breaker.is_open) == (True, False)
+
+    asyncio.run(call())
+
+
+def test_a_call_whose_event_loop_ends_while_it_connects_finds_the_process_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "made", [], raising=False)
+
+    async def end() -> None:
+        options = {"socket_timeout": 60.0, "socket_connect_timeout": 60.0, "stops": "at the socket"}
+        wire = AsyncWire(Source(Connection, options), 60.0, breaker := Breaker())
+        call = asyncio.ensure_future(wire.execute(("PING",)))
+        await until(lambda: Connection.made)
+        cast("Any", wire._opening).cancel()
+        await until(call.done)
+        error: Any = call.exception()
+        assert (type(error), error.reason) == (StoreBusy, "this event loop ends")
+        assert not breaker.has_failed
+
+    asyncio.run(end())
+
+
 class TestAConnectionBehindSentinels:
     """They are asked with the time-outs of redis-py, which may end before a busy process has seen an answer."""
 
@@ -483,14 +547,14 @@ class TestAConnectionBehindSentinels:
     def tried(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         """Connect; returns how often that was tried, and the error. `took`: seconds of each try."""
 
-        def tried(*took: float, asked: int = 1) -> tuple[int, Exception]:
+        def tried(*took: float, asked: int = 1, late: Exception | None = None) -> tuple[int, Exception]:
             moments = [moment for each in took for moment in (0.0, each)]
             monkeypatch.setattr(async_wire, "time", SimpleNamespace(monotonic=lambda: moments.pop(0)))
             tries: list[int] = []
 
             async def fail(_: AsyncWire) -> None:
                 tries.append(1)
-                raise RedisTimeoutError("late")
+                raise late or RedisTimeoutError("late")
 
             async def connect() -> Any:
                 options = {"socket_timeout": 1.0, "socket_connect_timeout": 2.0}
@@ -500,7 +564,7 @@ class TestAConnectionBehindSentinels:
                 await wire._connect()
 
             monkeypatch.setattr(AsyncWire, "_connect_once", fail)
-            with pytest.raises((RedisTimeoutError, StoreBusy)) as caught:
+            with pytest.raises((*TIMED_OUT, StoreBusy)) as caught:
                 asyncio.run(connect())
             return len(tries), caught.value
 
@@ -514,16 +578,20 @@ class TestAConnectionBehindSentinels:
 
         assert (times, type(error)) == (1, RedisTimeoutError)
 
-    def test_that_timed_out_too_late_is_tried_once_more(self, tried: Any) -> None:
-        times, error = tried(self.LONGEST + 0.01, self.LONGEST)
+    @pytest.mark.parametrize(
+        "late", [RedisTimeoutError("late"), TimeoutError("late"), AsyncMasterNotFoundError("late")], ids=type
+    )
+    def test_that_timed_out_too_late_is_tried_once_more(self, late: Exception, tried: Any) -> None:
+        times, error = tried(self.LONGEST + 0.01, self.LONGEST, late=late)
 
-        assert (times, type(error)) == (2, RedisTimeoutError)
+        assert (times, error) == (2, late)
 
     def test_that_timed_out_too_late_twice_finds_the_process_busy(self, tried: Any) -> None:
         times, error = tried(self.LONGEST + 0.01, self.LONGEST + 0.01)
 
         assert (times, type(error)) == (2, StoreBusy)
-        assert "too busy to connect: late" in str(error)
+        assert cast("Any", error).reason == "this process was too busy to connect: late"
+        assert error.__suppress_context__  # the frames of redis-py have the password
 
     def test_is_not_tried_again_where_there_are_no_sentinels(self, tried: Any) -> None:
         times, error = tried(100.0, asked=0)

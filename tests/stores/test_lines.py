@@ -1,15 +1,18 @@
 """What an event loop's connection to Redis makes of what arrives on it, and of its end."""
 
 import asyncio
+import select
 import socket
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock, Mock, call
 
 import pytest
+import redis
 from redis.connection import DefaultParser
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ReadOnlyError, ResponseError
@@ -21,7 +24,8 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.redis import async_wire
 from django_quota.stores.redis.async_wire import AsyncWire, ByLoop, Line, Loading, cancellable
 from django_quota.stores.redis.connections import ASK, CHECK_AFTER_IDLE, Source
-from tests.support.event_loops import settled
+from tests.support.commands import PATIENCE
+from tests.support.event_loops import settled, until
 from tests.support.outages import fail
 from tests.support.sentinels import played_sentinels
 from tests.support.steps import Clock
@@ -96,8 +100,14 @@ class TestReplies:
 
     @pytest.mark.parametrize(
         ("said", "has_answered"),
-        [(b"+OK\r\n", True), (b"-ERR no\r\n", True), (b"-LOADING x\r\n", False), (b"-LOADING x\r\n+OK\r\n", True)],
-        ids=["a reply", "an error", "not yet", "one of two"],
+        [
+            (b"+OK\r\n", True),
+            (b"-ERR no\r\n", True),
+            (b"-LOADING x\r\n", False),
+            (b"-LOADING x\r\n+OK\r\n", True),
+            (b"+OK\r\n-LOADING x\r\n", True),
+        ],
+        ids=["a reply", "an error", "not yet", "the second of two", "the first of two"],
     )
     def test_say_whether_the_server_serves(self, said: bytes, has_answered: bool, with_line: Any) -> None:
         def test(ends: Ends) -> None:
@@ -113,7 +123,7 @@ class TestReplies:
             ends.sent(None)
             ends.line.data_received(b"+OK\r\n")
 
-            ends.wire.go_on.assert_called_once_with()
+            ends.wire.go_on.assert_called_once_with(is_known=False)
 
         with_line(test)
 
@@ -140,10 +150,13 @@ class TestReplies:
 
         with_line(test)
 
-    def test_of_a_server_that_has_become_a_replica_end_the_line(self, with_line: Any) -> None:
+    @pytest.mark.parametrize(
+        "more", [b"", b"-ERR no\r\n", b"+OK\r\n"], ids=["alone", "before an error", "before a reply"]
+    )
+    def test_of_a_server_that_has_become_a_replica_end_the_line(self, more: bytes, with_line: Any) -> None:
         def test(ends: Ends) -> None:
-            (future,) = ends.sent(None)
-            ends.line.data_received(b"-READONLY You can't write\r\n")
+            future, *_ = ends.sent(None, None)
+            ends.line.data_received(b"-READONLY You can't write\r\n" + more)
 
             assert type(future.result()) is ReadOnlyError
             assert str(ends.lost) == "Connection lost: the server cannot serve"
@@ -164,6 +177,16 @@ class TestReplies:
                 left.append(len(ends.line.writes))
 
             assert left == [2, 1, 0]
+
+        with_line(test)
+
+    def test_count_as_a_use_of_the_line(self, with_line: Any) -> None:
+        def test(ends: Ends) -> None:
+            ends.sent(None)
+            ends.line.used = -1.0
+            ends.line.data_received(b"+A\r\n")
+
+            assert ends.line.used > 0
 
         with_line(test)
 
@@ -203,8 +226,8 @@ class TestALineThatIdled:
     def test_is_used_if_it_answers(self, said: bytes, asked: Any) -> None:
         ends = asked(said)
 
-        assert (ends.line.is_asked, ends.line.is_known, ends.line.is_lost) == (False, True, False)
-        ends.wire.go_on.assert_called_once_with()
+        assert (ends.line.is_asked, ends.line.is_lost) == (False, False)
+        ends.wire.go_on.assert_called_once_with(is_known=True)
 
     def test_says_nothing_of_the_server_if_it_answers(self, asked: Any) -> None:
         asked(b"+OK\r\n").wire.heard.assert_not_called()
@@ -275,16 +298,41 @@ def test_commands_go_out_in_one_write(commands: list[bytes], with_line: Any) -> 
         ends.line.send(commands, LATE)
 
         assert ends.transport.write.call_args_list == [call(b"".join(commands))]
-        assert not ends.line.is_known
 
     with_line(test)
+
+
+@pytest.mark.parametrize(("has_poll", "is_seen"), [(True, True), (False, False)], ids=["Linux", "Windows"])
+def test_a_line_sees_what_its_loop_has_not_read(has_poll: bool, is_seen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_poll:
+        monkeypatch.delattr(select, "poll")
+    ours, other = socket.socketpair()
+
+    async def look() -> None:
+        line = Ends(ours).line
+        assert not line.has_arrived()
+        other.send(b"x")
+        assert line.has_arrived() is is_seen
+
+    with ours, other:
+        asyncio.run(look())
+
+
+def test_looking_at_what_has_arrived_holds_up_no_loop(monkeypatch: pytest.MonkeyPatch, with_line: Any) -> None:
+    poll = Mock()
+    monkeypatch.setattr(select, "poll", lambda: poll)
+
+    with_line(lambda ends: ends.line.has_arrived())
+
+    poll.poll.assert_called_once_with(0)
 
 
 def test_a_connection_without_a_socket_is_a_clear_error() -> None:
     connection = SimpleNamespace(_parser=DefaultParser(socket_read_size=1), _writer=object())
 
-    with pytest.raises(ConfigurationError, match=r"The connections of this alias have no sockets\. Perhaps"):
+    with pytest.raises(ConfigurationError) as caught:
         Line(Mock(), connection)
+    assert caught.value.problem == "The connections of this alias have no sockets. Perhaps it is fakeredis."
 
 
 # --- the wire ---------------------------------------------------------------------------------------------------------
@@ -334,7 +382,19 @@ class TestAProbe:
         async def test() -> None:
             self.due(wire := Wire())
             await wire.fail_with(StoreBusy("busy"))
+            assert wire.breaker.is_open
             assert not wire.breaker.is_refusing()
+
+        asyncio.run(test())
+
+    def test_whose_connection_is_cut_lets_another_one_ask(self) -> None:
+        async def test() -> None:
+            self.due(wire := Wire())
+            probe = wire.execute()
+            await settled()
+            wire.wire.lost(Mock(is_asked=False), RedisConnectionError("Connection closed by server."), [None])
+            assert not wire.breaker.is_refusing()
+            probe.cancel()
 
         asyncio.run(test())
 
@@ -369,6 +429,18 @@ class TestAWire:
                 await tasks[2]
             wire.wire._fail(StoreBusy("the end"))
             await asyncio.gather(*tasks, return_exceptions=True)
+
+        asyncio.run(test())
+
+    def test_says_how_many_calls_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(async_wire, "MOST_WAITING", 1_000)
+
+        async def test() -> None:
+            wire = Wire()
+            wire.wire._waiting.extend(range(1_000))
+            with pytest.raises(StoreBusy) as caught:
+                await wire.execute()
+            assert caught.value.reason == "1,000 calls of this event loop wait until they are sent"
 
         asyncio.run(test())
 
@@ -441,7 +513,7 @@ class TestAWire:
             line = Mock(connection=SimpleNamespace(host="h", port=1))
             line.transport.is_closing.return_value = is_closing
             wire = Wire(sentinels=address and played_sentinels(address)).wire
-            assert wire._is_fit(line, has_read=True) is is_fit
+            assert wire._is_fit(line, has_read=True, is_known=True) is is_fit
             assert line.lost.call_args_list == ([] if is_fit else [call(None)])
 
         asyncio.run(test())
@@ -456,13 +528,43 @@ class TestAWire:
             wire = Wire().wire
             wire._waiting.append("a call")
             wire._loop = SimpleNamespace(time=lambda: 100.0 + idled, call_at=Mock())
-            line = Mock(is_known=is_known, is_asked=False, used=100.0, under_way=[])
+            line = Mock(is_asked=False, used=100.0, under_way=[])
             line.transport.is_closing.return_value = False
-            assert wire._is_fit(line, has_read=True) is is_fit
+            assert wire._is_fit(line, has_read=True, is_known=is_known) is is_fit
             assert (line.is_asked, line.under_way) == (not is_fit, [] if is_fit else [None])
             assert [each.args[0] for each in line.send.call_args_list] == ([] if is_fit else [[ASK]])
 
         asyncio.run(test())
+
+    def test_asks_no_line_while_nobody_waits(self) -> None:
+        async def test() -> None:
+            line = Mock(used=-100.0)
+            line.transport.is_closing.return_value = False
+            assert Wire().wire._is_fit(line, has_read=False, is_known=False)
+            line.send.assert_not_called()
+
+        asyncio.run(test())
+
+    def test_plans_one_write_for_the_calls_of_a_turn(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(AsyncWire, "_write", write := Mock())
+
+        async def test() -> None:
+            wire = Wire()
+            tasks = [wire.execute() for _ in range(3)]
+            await settled()
+            for task in tasks:
+                task.cancel()
+
+        asyncio.run(test())
+
+        assert write.call_count == 1
+
+    @pytest.mark.parametrize("option", ["socket_timeout", "retry_on_timeout"])
+    def test_may_have_other_options_than_its_pool(self, option: str) -> None:
+        async def made() -> Any:
+            return async_wire.async_wire(redis.ConnectionPool(socket_timeout=1), bool, Breaker(), **{option: 9})
+
+        assert asyncio.run(made())._source.options[option] == 9
 
     @pytest.mark.parametrize(("has_read", "is_fit"), [(False, False), (True, True)], ids=["not yet", "by now"])
     def test_lets_the_loop_read_what_has_arrived_before_it_writes(self, has_read: bool, is_fit: bool) -> None:
@@ -470,11 +572,56 @@ class TestAWire:
             wire = Wire().wire
             wire._waiting.append("a call")
             wire._loop = SimpleNamespace(time=lambda: 100.0, call_soon=Mock())
-            line = Mock(is_known=False, used=100.0)
+            line = Mock(used=100.0)
             line.transport.is_closing.return_value = False
             line.has_arrived.return_value = True
-            assert wire._is_fit(line, has_read=has_read) is is_fit
+            assert wire._is_fit(line, has_read=has_read, is_known=False) is is_fit
             assert (wire._loop.call_soon.call_count, wire._is_due) == (not is_fit, not is_fit)
+
+        asyncio.run(test())
+
+    def test_that_is_closed_ends_once_the_last_reply_has_come(self) -> None:
+        async def test() -> None:
+            wire, future = Wire().wire, asyncio.get_running_loop().create_future()
+            wire._line = line = Mock(under_way=[future], is_lost=False)
+            await wire.aclose()
+            line.lost.assert_not_called()
+            future.set_result(1)
+            wire.go_on()
+            line.lost.assert_called_once_with(None)
+
+        asyncio.run(test())
+
+    def test_that_is_closed_waits_for_its_socket(self) -> None:
+        async def test() -> None:
+            wire, closed = Wire().wire, asyncio.get_running_loop().create_future()
+            wire._line = Mock(under_way=[], is_lost=True, closed=closed)
+            closing = asyncio.ensure_future(wire.aclose())
+            await settled()
+            assert not closing.done()
+            closed.set_result(None)
+            await closing
+
+        asyncio.run(test())
+
+    def test_that_is_closed_does_not_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(async_wire, "CLOSING", 0.0)
+
+        async def test() -> None:
+            wire = Wire().wire
+            wire._line = Mock(under_way=[], is_lost=True, closed=asyncio.get_running_loop().create_future())
+            async with asyncio.timeout(PATIENCE):
+                await wire.aclose()
+
+        asyncio.run(test())
+
+    def test_that_is_closed_sends_what_waits_before_it_ends(self) -> None:
+        async def test() -> None:
+            wire = Wire().wire
+            wire._waiting.append("a call")
+            wire._line = line = Mock(under_way=[], is_lost=False)
+            await wire.aclose()
+            line.lost.assert_not_called()
 
         asyncio.run(test())
 
@@ -529,6 +676,77 @@ class TestAWire:
         asyncio.run(test())
 
 
+OF_A_REQUEST: ContextVar[str] = ContextVar("of_a_request", default="")
+
+
+class TestWhatAWireDoesLater:
+    """It outlives the request that opens it, so it must not keep what belongs to that."""
+
+    @pytest.fixture
+    def seen(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Which request each step belongs to."""
+        found: list[str] = []
+
+        async def opened(_: AsyncWire) -> None:
+            found.append(OF_A_REQUEST.get())
+
+        for name in ("_write", "_look"):
+            monkeypatch.setattr(AsyncWire, name, lambda *_, **__: found.append(OF_A_REQUEST.get()))
+        monkeypatch.setattr(AsyncWire, "_opened", opened)
+        return found
+
+    @pytest.mark.parametrize(
+        "does",
+        [
+            lambda wire: asyncio.ensure_future(wire.execute(("PING",))),
+            lambda wire: wire._late(1.0),
+            lambda wire: wire._open(),
+            lambda wire: wire._is_fit(arrived(), has_read=False, is_known=False),
+        ],
+        ids=["writes", "looks for what is late", "connects", "writes after it has read"],
+    )
+    def test_knows_nothing_of_a_request(self, does: Any, seen: list[str]) -> None:
+        async def test() -> None:
+            OF_A_REQUEST.set("a request")
+            wire: Any = AsyncWire(Source(Mock, {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}), 1.0, Breaker())
+            wire._tick = 0.0
+            wire._waiting.append("a call")
+            call = does(wire)
+            await until(lambda: seen)
+            assert seen == [""]
+            if isinstance(call, asyncio.Task):
+                call.cancel()
+
+        asyncio.run(test())
+
+    def test_begins_a_tick_after_the_first_call(self) -> None:
+        async def test() -> None:
+            wire = Wire().wire
+            wire._loop = SimpleNamespace(time=lambda: 7.0, call_at=Mock())
+            assert (wire._late(1.0), wire._late(2.0)) == (1.0, 2.0)
+            assert wire._loop.call_at.call_args_list == [call(7.0 + 0.05, wire._look, context=wire._context)]
+
+        asyncio.run(test())
+
+    def test_goes_on_without_it_while_something_is_late(self) -> None:
+        async def test() -> None:
+            wire = Wire().wire
+            wire._waiting.append(SimpleNamespace(until=1.0))
+            wire._loop = SimpleNamespace(time=lambda: 7.0, call_at=Mock())
+            wire._look()
+            assert wire._loop.call_at.call_args_list == [call(7.0 + 0.05, wire._look, context=wire._context)]
+
+        asyncio.run(test())
+
+
+def arrived() -> Any:
+    """A line on which something has arrived that the loop has not read."""
+    line = Mock()
+    line.transport.is_closing.return_value = False
+    line.has_arrived.return_value = True
+    return line
+
+
 def open_by_redis_py(error: Exception) -> None:
     """Fail as redis-py does, whose frames have the password."""
     raise error
@@ -559,7 +777,19 @@ class TestOneObjectALoop:
             return made
 
         asyncio.run(ask()).aclose.assert_awaited_once_with()
-        assert len(by_loop._by_loop) == 0
+        assert (len(by_loop._by_loop), by_loop._latest) == (0, None)
+
+    def test_is_forgotten_with_a_loop_that_was_closed_without_its_end(self) -> None:
+        by_loop = ByLoop(AsyncMock)
+        with closing(asyncio.new_event_loop()) as loop:
+            loop.run_until_complete(by_loop.get())
+        assert list(by_loop._by_loop) == [loop]
+
+        async def ask() -> None:
+            await by_loop.get()
+            assert list(by_loop._by_loop) == [asyncio.get_running_loop()]
+
+        asyncio.run(ask())
 
     def test_is_not_known_to_another_loop(self) -> None:
         by_loop = ByLoop(AsyncMock)
@@ -623,6 +853,18 @@ class TestACallOfRedisPy:
             assert task.cancelled()
 
         asyncio.run(test())
+
+    def test_ends_well_in_a_task_that_has_survived_a_cancellation(self) -> None:
+        async def call_of_redis() -> int:
+            return 5
+
+        async def test() -> int:
+            cast("asyncio.Task[int]", asyncio.current_task()).cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            return await cancellable(call_of_redis())
+
+        assert asyncio.run(test()) == 5
 
     def test_returns_its_result(self) -> None:
         async def call_of_redis() -> int:

@@ -8,20 +8,27 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from redis.exceptions import AskError, ClusterDownError, MovedError, NoScriptError, RedisClusterException, TryAgainError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ClusterError,
+    MovedError,
+    NoScriptError,
+    RedisClusterException,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.core.errors import StoreConnectionLost, StoreUnavailable
+from django_quota.core.flow import run_sync
 from django_quota.features.bans import BanSubject
 from django_quota.features.counters.operations import Get
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.cluster.clients import node_address
 from django_quota.stores.cluster.store import (
     ANY,
-    MAX_REDIRECTIONS,
     NO_SERVER,
-    REDIRECTION_PAUSE,
     SYSTEM_TAG,
     ClusterStore,
     slot_of,
@@ -65,6 +72,9 @@ class Side:
         self.said = list(said)
         self.calls: list[tuple[Address, bool]] = []
         self.commands: list[Any] = []
+        self.breakers: list[Breaker] = []
+        self.how: list[tuple[bool, bool]] = []
+        """Whether each call was slow, and whether it gave back."""
         self.client: Any = Client()
         self.pauses: list[float] = []
         self.read_slots = Mock(return_value=None)
@@ -80,6 +90,8 @@ class Side:
         def execute(command: Any, *, gives_back: bool, is_asking: bool) -> Any:
             self.calls.append((server, is_asking))
             self.commands.append(command)
+            self.breakers.append(breaker)
+            self.how.append((is_slow, gives_back))
             said = self.said.pop(0) if len(self.said) > 1 else self.said[0]
             if isinstance(said, BaseException):
                 raise said
@@ -140,6 +152,33 @@ class TestACommand:
     def test_asks_no_longer_once_its_slot_has_moved(self, ask: Ask) -> None:
         assert ask(asks(B), moved(A), REPLY).calls == [(A, False), (B, True), (A, False)]
 
+    def test_is_reported_to_the_breaker_of_each_server(self, store: ClusterStore, ask: Ask) -> None:
+        side = ask(moved(B), REPLY)
+
+        assert side.breakers == [store._breaker("a:1"), store._breaker("b:2")]
+
+    @pytest.mark.parametrize("is_slow", [False, True], ids=["fast", "slow"])
+    @pytest.mark.parametrize("gives_back", [False, True], ids=["takes", "gives back"])
+    def test_waits_its_turn_as_its_operation_says(
+        self, is_slow: bool, gives_back: bool, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Get, "is_slow", is_slow)
+        monkeypatch.setattr(Get, "gives_back", gives_back)
+        side: Any = Side(NoScriptError("x"), REPLY)
+        store._sides[""] = side
+
+        store.run(OPERATION)
+
+        assert side.how == [(is_slow, gives_back)] * 2
+
+    def test_has_the_time_that_is_passed_in(self, store: ClusterStore) -> None:
+        side: Any = Side(NoScriptError("x"), REPLY)
+        store._sides[""] = side
+
+        store.run(OPERATION, 7)
+
+        assert side.commands == [OPERATION.command(7), OPERATION.in_full(7)]
+
     def test_goes_to_where_the_settings_map_a_server(self, ask: Ask) -> None:
         assert ask(moved(B, "inside-b"), REPLY).calls == [(A, False), (B, False)]
 
@@ -149,20 +188,22 @@ class TestACommand:
     def test_pauses_only_where_a_move_takes_long(self, ask: Ask) -> None:
         side = ask(*[TryAgainError("x")] * 10, REPLY)
 
-        assert side.pauses == [REDIRECTION_PAUSE]
+        assert side.pauses == [0.05]
 
     @pytest.mark.parametrize("said", [TryAgainError("x"), asks(B), moved(B)], ids=type)
     def test_is_given_up_after_many_redirections(self, said: Exception, ask: Ask) -> None:
         side = ask(said, error=StoreUnavailable)
 
-        assert len(side.calls) == MAX_REDIRECTIONS
+        assert len(side.calls) == 16
 
     def test_that_is_given_up_names_the_last_server(self, store: ClusterStore, ask: Ask) -> None:
         ask(asks(B), error=StoreUnavailable)
 
         (found,) = store.try_all([OPERATION], None)
 
-        assert "its servers keep redirecting a command, the last to b:2" in found.reason
+        assert found.reason == (
+            "a slot is moving to another server: its servers keep redirecting a command, the last to b:2"
+        )
 
     @pytest.mark.parametrize(
         ("said", "error"),
@@ -264,7 +305,7 @@ class TestTheSlotTable:
 
         (found,) = store.try_all([OPERATION], None)
 
-        assert f"no server of the Cluster has slot {SLOT}" in found.reason
+        assert found.reason == f"SlotNotCoveredError: no server of the Cluster has slot {SLOT}"
         side.read_slots.assert_called_once_with()
 
     def test_is_read_by_a_new_client_where_there_is_none(self, store: ClusterStore) -> None:
@@ -273,6 +314,35 @@ class TestTheSlotTable:
         store._sides[""] = side
 
         assert store.try_all([OPERATION], None) == [REPLY]
+        assert store._known() == ["a:1", "b:2"]
+
+    def test_is_not_read_again_by_a_client_that_was_replaced_meanwhile(self, store: ClusterStore) -> None:
+        side: Any = Side(RedisTimeoutError("late"))
+        store._sides[""], old = side, side.client
+
+        run_sync(store._read_slots_again(side, Client()), lambda call: call())
+
+        side.read_slots.assert_not_called()
+        assert side.client is old
+
+    @pytest.mark.parametrize(
+        ("name", "spoil"),
+        [
+            ("the Cluster", lambda side: setattr(side, "client", None)),
+            ("no server", lambda side: side.client.nodes_manager.slots_cache.clear()),
+        ],
+        ids=["no client", "no server"],
+    )
+    def test_is_not_read_while_its_breaker_is_open(self, name: str, spoil: Any, store: ClusterStore) -> None:
+        side: Any = Side(REPLY)
+        spoil(side)
+        store._sides[""] = side
+        fail(store._breaker(name))
+
+        (found,) = store.try_all([OPERATION], None)
+
+        assert found.reason == f"{name} has failed several times in a row, and is asked again in a moment"
+        side.read_slots.assert_not_called()
 
 
 class TestOperationsThatAreTried:
@@ -326,6 +396,14 @@ class TestAnEventLoop:
         assert asyncio.run(store.arun(OPERATION)) == REPLY
         assert (side.calls, side.is_closed) == ([(A, False)], True)
 
+    def test_has_the_time_that_is_passed_in(self, store: ClusterStore) -> None:
+        side = SideOfALoop(REPLY)
+        store._by_loop = ByLoop(lambda: side)
+
+        asyncio.run(store.arun(OPERATION, 7))
+
+        assert side.commands == [OPERATION.command(7)]
+
     def test_gets_the_error_of_a_server(self, store: ClusterStore) -> None:
         store._by_loop = ByLoop(lambda: SideOfALoop(RedisTimeoutError("x")))
 
@@ -365,8 +443,9 @@ class TestPlainCommands:
     def test_are_not_sent_to_a_server_whose_breaker_is_open(self, store: ClusterStore) -> None:
         fail(store._breaker("b:2"))
 
-        with pytest.raises(StoreUnavailable), store.commands("b:2"):
+        with pytest.raises(StoreUnavailable) as caught, store.commands("b:2"):
             pass
+        assert caught.value.reason == "b:2 has failed several times in a row, and is asked again in a moment"
 
     @pytest.mark.parametrize("error", [RedisConnectionError("x"), OSError("x")], ids=type)
     def test_raise_store_unavailable_for_an_error_of_the_connection(
@@ -374,6 +453,15 @@ class TestPlainCommands:
     ) -> None:
         with pytest.raises(StoreUnavailable), store.commands("b:2"):
             raise error
+        assert store._breaker("b:2").has_failed
+
+    def test_raise_an_error_of_a_cluster_as_one(self, store: ClusterStore) -> None:
+        with pytest.raises(StoreUnavailable, match="a slot is moving"), store.commands("b:2"):
+            raise ClusterError("x")
+
+    def test_leave_an_error_of_the_caller_as_it_is(self, store: ClusterStore) -> None:
+        with pytest.raises(ValueError, match="of the caller"), store.commands("b:2"):
+            raise ValueError("of the caller")
 
     def test_can_go_to_all_primaries_which_are_listed_in_order_after_the_slots_are_read(
         self, store: ClusterStore
@@ -504,6 +592,18 @@ class TestTheKeysOfTheSystem:
 
     def test_have_no_name_at_a_server_without_slots(self, of_two: ClusterStore) -> None:
         assert of_two.node_key("quota:1:{!}:metrics", "c:3") == ""
+
+    def test_are_looked_for_in_a_thousand_slots_at_most(
+        self, of_two: ClusterStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ClusterStore, "server_of", asked := Mock(return_value="a:1"))
+
+        of_two.node_key("quota:1:{!}:metrics", "c:3")
+
+        assert [each.args[0] for each in asked.call_args_list] == [
+            "{!}",
+            *(f"{{!{number}}}" for number in range(1_000)),
+        ]
 
     def test_are_grouped_by_their_server(self, of_two: ClusterStore) -> None:
         keys = [f"quota:1:{{user:{number}}}:c:x" for number in range(9)]

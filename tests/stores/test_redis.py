@@ -251,6 +251,15 @@ class TestOperationsInOneRoundTrip:
         with pytest.raises(StoreDataError):
             redis_store().run_all([ReadDays(["quota:1:{a}:c:x"])], None)
 
+    def test_are_no_transaction(self, raw: redis.Redis) -> None:
+        """Redis may serve others in between."""
+        raw.config_resetstat()
+
+        redis_store().try_all([count("a"), count("b")], None)
+
+        ran = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
+        assert (ran["cmdstat_script|load"], ran["cmdstat_evalsha"], "cmdstat_multi" in ran) == (1, 2, False)
+
     def test_ask_nobody_if_there_are_none(self, raw: redis.Redis) -> None:
         raw.config_resetstat()
 

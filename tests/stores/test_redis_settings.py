@@ -17,7 +17,6 @@ from django_quota.exceptions import ConfigurationError
 from django_quota.stores.redis.aliases import redis_of_alias
 from django_quota.stores.redis.settings import (
     ANSWER_TIMEOUT,
-    MAX_PORT,
     Address,
     GivenRedis,
     RedisProblem,
@@ -92,8 +91,9 @@ def test_a_pool_has_connections_of_the_class_that_its_options_mean(options: dict
 
 def test_the_pool_of_a_server_of_a_cluster_leads_there() -> None:
     options = {"host": "first", "password": "x", "startup_nodes": [1]}
+    port: Any = "2"  # as in a dict of the settings
 
-    found = pool_of_server(Address("b", 2), options).connection_kwargs
+    found = pool_of_server(Address("b", port), options).connection_kwargs
 
     assert (found["host"], found["port"], found["password"]) == ("b", 2, "x")
     assert "startup_nodes" not in found
@@ -134,15 +134,28 @@ class TestAProblemOfTheOptions:
     def test_is_a_time_out_that_cannot_be_waited_for(self, name: str, seconds: Any) -> None:
         found = self.problem(**{name: seconds})
 
-        assert found is not None
-        assert (found.code, found.message.startswith(f"{name} of this Redis is ")) == ("E013", True)
+        words = f"{name} of this Redis is {seconds!r}, which is not a timeout."
+        assert found == ("E013", words, "Use a number of seconds above 0, for example 0.25.", "")
 
-    def test_is_named_with_its_error(self) -> None:
+    def test_shows_the_beginning_of_a_long_value(self) -> None:
+        found = self.problem(socket_timeout="x" * 1_000)
+
+        assert found is not None
+        assert (
+            found.message == "socket_timeout of this Redis is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', which is not a timeout."
+        )
+
+    def test_is_an_option_that_redis_py_does_not_know(self) -> None:
         found = self.problem(no_such_option=1)
 
         assert found is not None
         assert found.message.startswith("The options of this Redis do not make a connection: TypeError: ")
-        assert (found.code, found.hint) == ("E014", "Do better.")
+
+    def test_is_named_with_its_error(self) -> None:
+        found = Which(ValueError("It is wrong.")).problem()
+
+        words = "The options of this Redis do not make a connection: ValueError: It is wrong."
+        assert found == ("E014", words, "Do better.", "")
 
     def test_is_raised_as_a_wrong_configuration(self) -> None:
         with pytest.raises(ConfigurationError, match="do not make a connection") as caught:
@@ -150,8 +163,10 @@ class TestAProblemOfTheOptions:
         assert caught.value.hint == "Do better."
 
     def test_is_not_that_this_process_has_no_files_left(self) -> None:
-        with pytest.raises(StoreBusy, match="this process cannot open another file"):
+        with pytest.raises(StoreBusy) as caught:
             Which(OSError(errno.EMFILE, "Too many open files")).problem()
+        assert caught.value.reason == "this process cannot open another file: [Errno 24] Too many open files"
+        assert caught.value.__suppress_context__  # the frames of redis-py have the password
 
     def test_comes_with_what_else_a_site_can_use(self) -> None:
         problem = RedisProblem("E004", "x", "Name it.", "Or use another.")
@@ -180,36 +195,198 @@ def test_the_options_of_connections_are_those_of_a_class_with_its_bases() -> Non
     options = known_options(redis.SSLConnection)
 
     assert {"ssl_ca_certs", "host", "db", "max_connections"} <= options
-    assert not options & {"self", "args", "kwargs"}
+
+
+class OfASite:
+    def __init__(self, host: str, *args: object, db: int = 0, **kwargs: object) -> None: ...
+
+
+class Derived(OfASite):
+    def __init__(self, region: str, **kwargs: Any) -> None: ...
+
+
+class WithoutOptions(Derived): ...
+
+
+def test_the_options_of_a_class_are_what_its_bases_take_by_name() -> None:
+    assert known_options(WithoutOptions) == {"host", "db", "region", "max_connections"}
 
 
 # --- an alias ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("alias", "code", "words", "hint"),
-    [
-        ("defualt", "E003", "QUOTA[\"CACHE\"] is 'defualt', but there is no such alias", "Did you mean 'default'?"),
-        ("locel", "E003", "QUOTA[\"CACHE\"] is 'locel', but there is no such alias", "Did you mean 'local'?"),
-        ("gone", "E004", 'CACHES["gone"] cannot be imported: ', 'QUOTA = {"REDIS"'),
-        ("local", "E004", 'CACHES["local"] is django.core.cache.backends.locmem.LocMemCache', 'QUOTA = {"REDIS"'),
-        ("function", "E004", 'CACHES["function"] is os.path.join', 'QUOTA = {"REDIS"'),
-    ],
+NAME_ONE = (
+    'Name the Redis itself, for example QUOTA = {"REDIS": "redis://127.0.0.1:6379/0"}; or name in QUOTA["CACHE"] an '
+    'alias whose BACKEND is "django_redis.cache.RedisCache" or "django.core.cache.backends.redis.RedisCache".'
 )
-def test_an_alias_that_is_no_redis_is_named(alias: str, code: str, words: str, hint: str, settings: Any) -> None:
+WITHOUT = 'Without Redis, use QUOTA = {"STORE": "memory"}, which suits tests and single processes, or "database".'
+MISSING = 'Add it, or name the Redis itself in QUOTA["REDIS"].'
+QUOTE = (
+    "Write characters such as / ? # @ : , [ ] in a user's name or password as %2F, %3F, %23, %40, %3A, %2C, %5B "
+    'and %5D, as urllib.parse.quote(password, safe="") does.'
+)
+IN_MEMORY = "django.core.cache.backends.locmem.LocMemCache"
+UNREADABLE = "and cannot be read as the URL of a Redis."
+NO_URL = f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE}'
+
+
+@pytest.mark.parametrize(
+    ("alias", "problem"),
+    [
+        ("defualt", ("E003", "QUOTA[\"CACHE\"] is 'defualt', but there is no such alias in CACHES.",
+                     f"{MISSING} Did you mean 'default'?", "")),
+        ("locel", ("E003", "QUOTA[\"CACHE\"] is 'locel', but there is no such alias in CACHES.",
+                   f"{MISSING} Did you mean 'local'?", "")),
+        ("gone", ("E004", "CACHES[\"gone\"] cannot be imported: No module named 'no'.", NAME_ONE, "")),
+        ("empty", ("E004", 'CACHES["empty"] cannot be imported:  doesn\'t look like a module path.', NAME_ONE, "")),
+        ("local", ("E004", f'CACHES["local"] is {IN_MEMORY}, which cannot run scripts in Redis.', NAME_ONE, WITHOUT)),
+        ("function", ("E004", 'CACHES["function"] is os.path.join, which cannot run scripts in Redis.', NAME_ONE,
+                      WITHOUT)),
+        ("default", None),
+        ("comma", ("E004", f'The LOCATION of CACHES["comma"] begins with "redis://", {UNREADABLE}', NO_URL, "")),
+        ("second", ("E004", f'The LOCATION of CACHES["second"] has no scheme, {UNREADABLE}', NO_URL, "")),
+        ("nowhere", ("E004", 'The LOCATION of CACHES["nowhere"] is empty.', NO_URL, "")),
+        ("none", ("E004", 'The LOCATION of CACHES["none"] is empty.', NO_URL, "")),
+    ],
+    ids=[
+        "a typo", "another typo", "a missing package", "no backend", "another cache", "a function", "right", "a comma",
+        "the second server", "no location", "no servers",
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_alias_is_named(alias: str, problem: tuple[str, ...] | None, settings: Any) -> None:
+    of_redis = {"BACKEND": "django_redis.cache.RedisCache"}
     settings.CACHES = {
-        "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://h"},
+        "default": {**of_redis, "LOCATION": [" redis://h ", "redis://i"]},
         "gone": {"BACKEND": "no.such.Cache"},
-        "local": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+        "empty": {},
+        "local": {"BACKEND": IN_MEMORY},
         "function": {"BACKEND": "os.path.join"},
+        "comma": {**of_redis, "LOCATION": "redis://:a,b@h"},
+        "second": {**of_redis, "LOCATION": ["redis://h", "h"]},
+        "nowhere": of_redis,
+        "none": {**of_redis, "LOCATION": []},
     }
 
     which = redis_of_alias(alias)
 
-    found = which.problem()
-    assert found is not None
-    assert (found.code, found.message.startswith(words), hint in found.hint) == (code, True, True)
+    assert which.problem() == problem
     assert which.name == f'CACHES["{alias}"]'
+
+
+@pytest.mark.parametrize("how", [WhichRedis.new_pool, lambda each: each.option("db"), WhichRedis.cluster])
+def test_an_alias_without_a_redis_leads_nowhere(how: Callable[[WhichRedis], object]) -> None:
+    with pytest.raises(NotImplementedError):
+        how(redis_of_alias("no such alias"))
+
+
+class TestAnAliasOfDjangosOwnCache:
+    @pytest.fixture
+    def of_django(self, settings: Any) -> Callable[..., WhichRedis]:
+        def of_django(location: str = "redis://h", **options: Any) -> WhichRedis:
+            backend = "django.core.cache.backends.redis.RedisCache"
+            settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
+            return redis_of_alias("default")
+
+        return of_django
+
+    @pytest.mark.parametrize("separator", [",", ";"])
+    def test_has_its_first_server(self, separator: str, of_django: Any) -> None:
+        options = of_django(f"redis://a{separator}redis://b", db=3).new_pool().connection_kwargs
+
+        assert (options["host"], options["db"]) == ("a", 3)
+
+    def test_has_the_options_of_its_pool(self, of_django: Any) -> None:
+        which = of_django(max_connections=3)
+
+        assert (which.option("max_connections"), which.option("timeout")) == (3, None)
+
+    def test_whose_options_are_wrong_says_what_to_write(self, of_django: Any) -> None:
+        found = of_django(pool_class="os.sep").problem()
+
+        assert (found.code, found.hint, found.instead) == (
+            "E014", "Use options of redis.ConnectionPool, and paths that lead to classes.", "",
+        )  # fmt: skip
+
+
+# --- QUOTA["REDIS"] ---------------------------------------------------------------------------------------------------
+
+SOME_URL = (
+    'Use, for example, "redis://127.0.0.1:6379/0"; or rediss://, unix://, '
+    '"redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster/0" or "redis+cluster://10.0.0.1:6379,10.0.0.2:6379".'
+)
+SOME_DICT = (
+    'Use redis-py\'s options, for example {"host": "10.0.0.1", "port": 6379, "password": "..."}, '
+    '{"sentinels": [("10.0.0.1", 26379)], "service_name": "mymaster"} or {"startup_nodes": [("10.0.0.1", 6379)]}.'
+)
+
+
+NO_CONNECTION = 'The options of QUOTA["REDIS"] do not make a connection'
+
+
+def fails() -> object:
+    raise ValueError("secret")
+
+
+class Named:
+    """An object that is called as a function."""
+
+    def __call__(self) -> object:
+        raise OSError
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("", ("E030", 'QUOTA["REDIS"] is empty.', f"{SOME_URL} {QUOTE}", "")),
+        (5, ("E030", 'QUOTA["REDIS"] is int, neither a URL nor a dict.', SOME_URL, "")),
+        (
+            {"port": 1},
+            ("E030", 'QUOTA["REDIS"] does not name one of host, unix_socket_path, path, sentinels, startup_nodes.',
+             SOME_DICT, ""),
+        ),
+        (
+            {"startup_nodes": [("h", 1)], "db": 1},
+            ("E030", 'QUOTA["REDIS"] names another database than 0, the only one of a Cluster.', "Remove db.", ""),
+        ),
+        (
+            "redis+cluster://h?db=1",
+            ("E030", 'QUOTA["REDIS"] names another database than 0, the only one of a Cluster.', "Remove db.", ""),
+        ),
+        (
+            fails,
+            ("W033", 'The function of QUOTA["REDIS"], tests.stores.test_redis_settings.fails, raised ValueError.',
+             "Call it in `manage.py shell` to see why.", ""),
+        ),
+        (
+            Named(),
+            ("W033", 'The function of QUOTA["REDIS"], tests.stores.test_redis_settings.Named, raised OSError.',
+             "Call it in `manage.py shell` to see why.", ""),
+        ),
+        ({"host": "h", "max_connections": -1},
+         ("E014", f'{NO_CONNECTION}: ValueError: "max_connections" must be a positive integer.', SOME_DICT, "")),
+        ({"startup_nodes": [("h", 1)], "db": 0}, None),
+    ],
+    ids=[
+        "no URL", "a number", "no place", "a database", "a database in a URL", "a function", "an object", "an option",
+        "right",
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_the_redis_of_the_settings_is_named(given: object, problem: tuple[str, ...] | None) -> None:
+    assert GivenRedis(given).problem() == problem
+
+
+def test_the_dict_of_the_settings_stays_as_it_is() -> None:
+    given = {"startup_nodes": [("h", 1)], "db": 0}
+
+    GivenRedis(given).cluster()
+
+    assert given == {"startup_nodes": [("h", 1)], "db": 0}
+
+
+def test_the_pool_of_a_cluster_is_one_of_its_first_server() -> None:
+    options = GivenRedis("redis+cluster://:p@a:1,b:2").new_pool().connection_kwargs
+
+    assert {name: options[name] for name in ("host", "port", "password")} == {"host": "a", "port": 1, "password": "p"}
 
 
 # --- functions of the site --------------------------------------------------------------------------------------------
@@ -227,11 +404,13 @@ class TestAFunctionOfTheSite:
             ({"username": "u", "password": "p"}, ("u", "p")),
             ({"password": "p"}, ("p",)),
             ({"username": "u"}, ("u", "")),
+            ({"username": "", "password": "p"}, ("p",)),
         ],
-        ids=["both", "a password", "a user"],
+        ids=["both", "a password", "a user", "an empty user"],
     )
     def test_gives_each_connection_its_credentials(self, given: dict[str, str], credentials: tuple[str, ...]) -> None:
-        provider = named_by(lambda: {"host": "h", **given})
+        same = {"host": "h", **given}  # it may return one dict again and again
+        provider = named_by(lambda: same)
 
         assert provider.get_credentials() == credentials
         assert asyncio.run(provider.get_credentials_async()) == credentials
@@ -255,14 +434,22 @@ class TestAFunctionOfTheSite:
 
         assert threads[-1] is not threading.current_thread()
 
-    @pytest.mark.parametrize("later", [ValueError("secret"), "nonsense"], ids=["an error", "no URL"])
-    def test_that_fails_later_is_an_outage(self, later: Any) -> None:
+    @pytest.mark.parametrize(
+        ("later", "words"),
+        [
+            (ValueError("secret"), 'The function of QUOTA["REDIS"], a.named, raised ValueError.'),
+            ("secret", 'QUOTA["REDIS"] has no scheme, and cannot be read as the URL of a Redis.'),
+        ],
+        ids=["an error", "no URL"],
+    )
+    def test_that_fails_later_is_an_outage(self, later: Any, words: str) -> None:
         named = Mock(side_effect=[{"host": "h", "password": "p"}, later], __module__="a", __qualname__="named")
         provider = named_by(named)
 
         with pytest.raises(RedisConnectionError) as caught:
             provider.get_credentials()
-        assert "secret" not in str(caught.value)
+        assert str(caught.value) == words
+        assert caught.value.__suppress_context__  # the frames of the site may have the password
 
     def test_that_fails_may_name_a_cluster_the_next_time(self) -> None:
         which = GivenRedis(Mock(side_effect=[ValueError("x"), {"startup_nodes": [("a", 1)]}]))
@@ -301,18 +488,19 @@ def test_an_option_of_ours_reaches_no_connection(name: str) -> None:
 def test_the_sentinels_of_the_settings_have_their_own_options() -> None:
     given = {
         "sentinels": [("a", 1)], "service_name": "m", "sentinel_kwargs": {"password": "x"}, "min_other_sentinels": 2,
-        "password": "y",
+        "force_master_ip": "c", "password": "y",
     }  # fmt: skip
 
     pool = GivenRedis(given).new_pool()
 
     manager = pool.sentinel_manager
     assert (pool.service_name, manager.min_other_sentinels, manager.sentinel_kwargs["password"]) == ("m", 2, "x")
+    assert manager._force_master_ip == "c"
     assert pool.connection_kwargs["password"] == "y"
 
 
-@pytest.mark.parametrize("given", [{}, {"host": "h", "path": "/a"}, {"sentinels": [], "startup_nodes": []}], ids=str)
-def test_options_name_exactly_one_place(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("given", [{"host": "h", "path": "/a"}, {"sentinels": [], "startup_nodes": []}], ids=str)
+def test_options_name_only_one_place(given: dict[str, Any]) -> None:
     found = GivenRedis(given).place_problem()
 
     assert found is not None
@@ -322,7 +510,7 @@ def test_options_name_exactly_one_place(given: dict[str, Any]) -> None:
 # --- URLs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("port", "is_read"), [(0, False), (1, True), (MAX_PORT, True), (MAX_PORT + 1, False)])
+@pytest.mark.parametrize(("port", "is_read"), [(0, False), (1, True), (65_535, True), (65_536, False)])
 def test_the_port_of_a_server_is_one_that_there_is(port: int, is_read: bool) -> None:
     try:
         found = read_url(f"redis+cluster://a:{port}")["startup_nodes"]

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from types import FrameType
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import redis
@@ -24,6 +24,7 @@ from redis.exceptions import InvalidResponse, NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import check
+from django_quota.exceptions import ConfigurationError
 from django_quota.features.usage.days import ReadDays
 from django_quota.stores.redis import wire as reading
 from django_quota.stores.redis.errors import is_cut
@@ -67,6 +68,7 @@ REPLIES = {
     "a status": (b"+OK\r\n", b"OK"),
     "a list": (b"*3\r\n$1\r\na\r\n*1\r\n:2\r\n$-1\r\n", [b"a", [2], None]),
     "a large string": (b"$100000\r\n" + b"x" * 100_000 + b"\r\n", b"x" * 100_000),
+    "a notice before the reply": (b">2\r\n+message\r\n+x\r\n+OK\r\n", b"OK"),
     "numbers": (b"$16\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n\r\n", b"\r\n" * 8),
 }
 
@@ -110,24 +112,26 @@ def test_two_replies_that_arrive_together_are_two(ends: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("said", "error", "words"),
     [
-        (b"-NOSCRIPT No matching script.\r\n", NoScriptError),
-        (b"-ERR wrong\r\n", redis.ResponseError),
-        (b"-LOADING wait\r\n", redis.BusyLoadingError),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", InvalidResponse),
-        (b"", RedisTimeoutError),
-        (b"$5\r\nab", RedisTimeoutError),
+        (b"-NOSCRIPT No matching script.\r\n", NoScriptError, "No matching script."),
+        (b"-ERR wrong\r\n", redis.ResponseError, "wrong"),
+        (b"-LOADING wait\r\n", redis.BusyLoadingError, "wait"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", InvalidResponse, ""),
+        (b"$x\r\nab\r\n", InvalidResponse, ""),
+        (b"", RedisTimeoutError, "Timeout reading from socket"),
+        (b"$5\r\nab", RedisTimeoutError, "Timeout reading from socket"),
     ],
-    ids=["no script", "an error", "loading", "no Redis", "silence", "half a reply"],
+    ids=["no script", "an error", "loading", "no Redis", "no length", "silence", "half a reply"],
 )
 def test_an_error_reply_or_a_missing_reply_is_an_error_of_redis_py(
-    ends: Any, said: bytes, error: type[Exception]
+    ends: Any, said: bytes, error: type[Exception], words: str
 ) -> None:
     wire, server = ends
     server.sendall(said)
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         wire.read()
+    assert str(caught.value) == words or not words
 
 
 @pytest.mark.parametrize("said", [b"", b"$5\r\nab"], ids=["nothing", "half a reply"])
@@ -135,13 +139,14 @@ def test_a_server_that_closes_the_connection_has_not_answered(ends: Any, said: b
     wire, server = ends
     server.sendall(said)
     server.close()
-    with pytest.raises(RedisConnectionError, match="closed by server"):
+    with pytest.raises(RedisConnectionError) as caught:
         wire.read()
+    assert str(caught.value) == "Connection closed by server."
 
 
 def test_a_server_that_reads_nothing_ends_the_sending(ends: Any) -> None:
     wire, _ = ends
-    with pytest.raises(RedisTimeoutError, match="writing"):
+    with pytest.raises(RedisTimeoutError, match=r"^Timeout writing to socket$"):
         wire.send(b"x" * 10**8)
 
 
@@ -153,8 +158,8 @@ def test_the_time_out_of_a_second_reply_is_one_of_redis_py(ends: Any) -> None:
         wire.read()
 
 
-@pytest.mark.parametrize("does", ["send", "read"])
-def test_a_connection_that_was_reset_raises_an_error_of_redis_py(does: str) -> None:
+@pytest.mark.parametrize(("does", "what"), [("send", "writing to"), ("read", "reading from")], ids=["send", "read"])
+def test_a_connection_that_was_reset_raises_an_error_of_redis_py(does: str, what: str) -> None:
     """At which a Cluster reads its slots again."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours:
         ours.settimeout(PATIENCE)
@@ -163,6 +168,7 @@ def test_a_connection_that_was_reset_raises_an_error_of_redis_py(does: str) -> N
         wait_until(lambda: not wire.is_ready())
         with pytest.raises(RedisConnectionError, match=r"reset by peer|[Bb]roken pipe") as caught:
             wire.read() if does == "read" else wire.send(b"x")
+        assert str(caught.value) == f"Error while {what} socket: {caught.value.__cause__}"
         assert is_cut(caught.value)
 
 
@@ -405,7 +411,7 @@ def test_a_wire_that_comes_back_at_the_moment_when_its_pool_closes_is_closed(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "milliseconds"), [(0.25, 250), (0.0001, 1), (0.2501, 251), (10.0**7, reading.MAX_POLL)], ids=str
+    ("seconds", "milliseconds"), [(0.25, 250), (0.0001, 1), (0.2501, 251), (10.0**7, 2**31 - 1)], ids=str
 )
 def test_a_time_out_is_waited_for_in_whole_milliseconds(seconds: float, milliseconds: int) -> None:
     ours, other = socket.socketpair()
@@ -433,6 +439,44 @@ def test_a_command_that_does_not_fit_into_the_buffers_is_sent_whole(ends: Any) -
     assert wire._socket.gettimeout() == 0  # it blocks no read
 
 
+@pytest.mark.parametrize(
+    ("fits", "calls"),
+    [
+        (4, [call.send(b"abcd")]),
+        (3, [call.send(b"abcd"), call.settimeout(0.2), call.sendall(b"d"), call.setblocking(False)]),
+    ],
+    ids=["all fits", "a part fits"],
+)
+def test_only_what_does_not_fit_into_the_buffers_waits_for_room(ends: Any, fits: int, calls: list[Any]) -> None:
+    wire, _ = ends
+    wire._socket, ours = Mock(send=Mock(return_value=fits)), wire._socket
+
+    wire.send(b"abcd")
+
+    assert wire._socket.method_calls == calls
+    wire._socket = ours
+
+
+def test_whether_a_wire_is_ready_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    poll = Mock()
+    monkeypatch.setattr(select, "poll", lambda: poll)
+    ours, other = socket.socketpair()
+    ours.settimeout(0.2)
+    with ours, other:
+        Wire(Opened(ours)).is_ready()
+
+    assert poll.method_calls == [call.register(ours, select.POLLIN), call.poll(0)]
+
+
+def test_a_socket_of_gevent_keeps_its_own_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the place of Python's own class of sockets."""
+    monkeypatch.setattr(socket.socket, "__module__", "gevent._socket3")
+    ours, other = socket.socketpair()
+    ours.settimeout(0.25)
+    with ours, other:
+        assert (Wire(Opened(ours))._timeout, ours.gettimeout()) == (None, 0.25)
+
+
 class TestWithoutPoll:
     """As on Windows, and where eventlet has taken it away."""
 
@@ -452,6 +496,19 @@ class TestWithoutPoll:
         server.sendall(b"+OK\r\n")
 
         assert wire.read() == b"OK"
+
+    def test_a_command_is_sent(self, both_ends: Any) -> None:
+        wire, server = both_ends
+
+        wire.send(b"command")
+
+        assert server.recv(100) == b"command"
+
+    def test_whether_a_wire_is_ready_is_said_at_once(self, both_ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(select, "select", looked := Mock(return_value=([], [], [])))
+
+        assert both_ends[0].is_ready()
+        looked.assert_called_once_with([both_ends[0]._socket], [], [], 0)
 
     def test_a_wire_is_not_ready_if_something_has_arrived(self, both_ends: Any) -> None:
         wire, server = both_ends
@@ -477,3 +534,19 @@ def test_a_socket_that_times_out_with_nothing_there_is_late() -> None:
         late.waited = 1  # its next wait is that of the system
         with pytest.raises(RedisTimeoutError, match="reading"):
             Wire(Opened(late)).read()
+
+
+def test_connections_without_a_socket_are_of_an_imitation() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Wire(Opened(object()))
+    assert caught.value.problem == "The connections of this alias have no sockets. Perhaps it is fakeredis."
+
+
+def test_in_python_a_string_ends_where_its_length_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "hiredis", None)
+    ours, server = socket.socketpair()
+    ours.settimeout(PATIENCE)
+    with ours, server:
+        server.sendall(b"$2\r\nabxx")
+        with pytest.raises(InvalidResponse, match=r"^these bytes are not a reply$"):
+            Wire(Opened(ours)).read()

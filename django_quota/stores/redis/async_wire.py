@@ -110,11 +110,9 @@ class Line(asyncio.Protocol):
         self.under_way: deque[asyncio.Future[Any] | None] = deque()
         """One for each reply that is to come. None: nobody waits for it."""
         self.writes: deque[tuple[float, int]] = deque()
-        """When the replies to each write are late (seconds of `AsyncWire._served`), and `_sent` after it."""
-        self._sent = self._answered = 0
+        """When the replies to each write are late (seconds of `AsyncWire._served`), and `_answered` after them."""
+        self._answered = 0
         self.used = loop.time()
-        self.is_known = True
-        """Whether it has answered, and was not used since."""
         self.is_asked = False
         """Whether it idled, and is asked if it still leads to a server."""
         self.is_lost = False
@@ -125,9 +123,7 @@ class Line(asyncio.Protocol):
 
     def send(self, commands: list[bytes], late: float) -> None:
         """Write commands whose futures are under way."""
-        self.is_known = False
-        self._sent = self._answered + len(self.under_way)
-        self.writes.append((late, self._sent))
+        self.writes.append((late, self._answered + len(self.under_way)))
         self.transport.write(commands[0] if len(commands) == 1 else b"".join(commands))
 
     def data_received(self, data: bytes) -> None:
@@ -141,8 +137,9 @@ class Line(asyncio.Protocol):
             self.lost(error)
             return
         self.used = self._loop.time()
-        if self.is_asked and not self.under_way:
-            self.is_asked, self.is_known = False, True
+        is_known = self.is_asked and not self.under_way
+        if is_known:
+            self.is_asked = False
             if is_left:  # nobody waits for this reply, and another connection may serve
                 self.lost(None)
                 return
@@ -151,7 +148,7 @@ class Line(asyncio.Protocol):
         if is_left:
             self.lost(RedisConnectionError("Connection lost: the server cannot serve"))
         else:
-            self._wire.go_on()
+            self._wire.go_on(is_known=is_known)
 
     def _hand_out(self, data: bytes) -> tuple[bool, bool]:
         """Return whether a reply shows that the server serves, and whether one says to leave it."""
@@ -272,13 +269,16 @@ class AsyncWire:
             self._slow.most_under_way = 1
         return self._slow
 
-    def _write(self, *, has_read: bool = False) -> None:
-        """Send what waits, as far as there is room. `has_read`: whether the loop has just read the socket."""
+    def _write(self, *, has_read: bool = False, is_known: bool = False) -> None:
+        """Send what waits, as far as there is room.
+
+        `has_read`: whether the loop has just read the socket. `is_known`: whether the server has just answered.
+        """
         self._is_due = False
         line = self._line
         try:
             if line is not None:
-                self._send(line, has_read=has_read)
+                self._send(line, has_read=has_read, is_known=is_known)
             elif self._waiting:
                 self._open()
         except Exception as error:  # noqa: BLE001 — nobody would hear of it, and all would wait
@@ -286,9 +286,9 @@ class AsyncWire:
                 line.lost(error)
             self._fail(error)
 
-    def _send(self, line: Line, *, has_read: bool) -> None:
+    def _send(self, line: Line, *, has_read: bool, is_known: bool) -> None:
         waiting, under_way = self._waiting, line.under_way
-        if line.is_asked or not (under_way or self._is_fit(line, has_read=has_read)):
+        if line.is_asked or not (under_way or self._is_fit(line, has_read=has_read, is_known=is_known)):
             return
         commands = []
         room = self.most_under_way - len(under_way)
@@ -305,20 +305,20 @@ class AsyncWire:
         if commands:
             line.send(commands, self._late(self._source.options["socket_timeout"]))
 
-    def _is_fit(self, line: Line, *, has_read: bool) -> bool:
+    def _is_fit(self, line: Line, *, has_read: bool, is_known: bool) -> bool:
         """Say whether a line on which nothing is under way can be written to now. If not, prepare it."""
         source = self._source
-        if line.transport.is_closing() or (source.sentinels is not None and source.leads_elsewhere(line.connection)):
+        if line.transport.is_closing() or source.leads_elsewhere(line.connection):
             line.lost(None)
             return False
         if not self._waiting:
             return True
         if not has_read and line.has_arrived():
             self._is_due = True
-            read = partial(self._write, has_read=True)
+            read = partial(self._write, has_read=True, is_known=is_known)
             self._loop.call_soon(partial(self._loop.call_soon, read, context=self._context), context=self._context)
             return False
-        if not line.is_known and self._loop.time() - line.used >= connections.CHECK_AFTER_IDLE:
+        if not is_known and self._loop.time() - line.used >= connections.CHECK_AFTER_IDLE:
             line.is_asked = True
             line.under_way.append(None)
             line.send([ASK], self._late(source.options["socket_timeout"]))
@@ -334,10 +334,10 @@ class AsyncWire:
         else:
             self._breaker.failed()
 
-    def go_on(self) -> None:
-        """Send what waited for room, or close a line that is not needed any more."""
+    def go_on(self, *, is_known: bool = False) -> None:
+        """Send what waited for room, or close a line that is not needed any more. `is_known`: see `_write`."""
         if self._waiting:
-            self._write()
+            self._write(is_known=is_known)
         elif self._is_closed:
             self._close_unless_needed()
 
@@ -418,7 +418,7 @@ class AsyncWire:
             error = caught
         self._opening = None
         if error is None:
-            self.go_on()
+            self.go_on(is_known=True)
             return
         self._note(error)
         self._fail(error)

@@ -203,7 +203,6 @@ class SyncPool:
 
     def __init__(self, source: Source, max_connections: int, patience: float, breaker: Breaker) -> None:
         self._source = source
-        self._max_connections = max_connections
         self._patience = patience
         self._breaker = breaker
         self._idle: deque[Wire] = deque()
@@ -277,7 +276,7 @@ class SyncPool:
                 wire = self._idle.pop()
             except IndexError:
                 return self._connect()
-            if not wire.is_ready() or (self._source.sentinels and self._source.leads_elsewhere(wire.connection)):
+            if not wire.is_ready() or self._source.leads_elsewhere(wire.connection):
                 wire.close()
             elif time.monotonic() < wire.used + CHECK_AFTER_IDLE or self._answers(wire):
                 return wire

@@ -196,7 +196,6 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis has no
             raise ImproperlyConfigured("ClusterClient needs the ClusterConnectionFactory, which is its default.")
         given: Any = vars(self)["_server"]  # the list of URLs in LOCATION
         self._server: list[str] = [url.strip() for url in given]
-        self._clients = [None]
 
     def get_next_client_index(self, write: bool = True, tried: list[int] | None = None) -> int:  # noqa: ARG002
         """Return the index of the only client, which finds the server of each key."""

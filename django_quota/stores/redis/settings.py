@@ -417,7 +417,7 @@ def url_problem(name: str, url: str) -> str:
 def read_server(url: str) -> RedisOptions:
     """Return the options in the URL of one server. Raises `ValueError`."""
     if not _SERVER.fullmatch(url):
-        raise ValueError("it is not the URL of a server")
+        raise ValueError
     options = dict(cast("Any", parse_url)(url))  # redis-py leaves it untyped
     if options.get("connection_class") is SSLConnection:
         del options["connection_class"]
@@ -450,10 +450,11 @@ def _of_each(scheme: str, user: str, query: str) -> RedisOptions:
 
 
 def _addresses(hosts: str, port: int) -> list[Address]:
+    """Return servers, by default at this port. Raises `ValueError` if one has no host, or a wrong port."""
     found = []
     for each in hosts.split(","):
         address = _ADDRESS.fullmatch(each)
         if address is None or not 0 < int(address[3] or port) <= MAX_PORT:
-            raise ValueError("a server has no host, or a wrong port")
+            raise ValueError
         found.append(Address(address[1] or address[2], int(address[3] or port)))
     return found

@@ -233,7 +233,7 @@ def _waiting_of(sock: Any) -> tuple[Callable[[int], Any], int | None]:
 
     The function takes the longest wait in milliseconds, and says whether the socket has bytes or has ended. A plain
     socket no longer blocks: the second value is its time-out in milliseconds. None: the socket is encrypted, or of
-    another library such as gevent, and keeps its own time-out.
+    another library such as gevent, and keeps its own time-out. Then the function does not wait.
     """
     is_plain = type(sock) is socket.socket and socket.socket.__module__ == "socket" and hasattr(select, "poll")
     if not is_plain:
@@ -245,12 +245,12 @@ def _waiting_of(sock: Any) -> tuple[Callable[[int], Any], int | None]:
     return poll.poll, timeout
 
 
-def _arrived_at(sock: Any, timeout: int) -> bool:
-    """Say whether bytes have arrived at any socket. What TLS has decrypted has left the system."""
+def _arrived_at(sock: Any, _: int) -> bool:
+    """Say whether bytes have arrived at any socket by now. What TLS has decrypted has left the system."""
     if hasattr(sock, "pending") and sock.pending():
         return True
     if not hasattr(select, "poll"):  # on Windows, and where eventlet has taken it away
-        return bool(select.select([sock], [], [], timeout / 1_000)[0])
+        return bool(select.select([sock], [], [], 0)[0])
     poll = select.poll()  # a new one: gevent's belongs to one thread
     poll.register(sock, select.POLLIN)
-    return bool(poll.poll(timeout))
+    return bool(poll.poll(0))
