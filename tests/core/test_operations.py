@@ -8,7 +8,10 @@ import redis
 from django_quota import Rule
 from django_quota.core.algorithms.stock import MAX_INT64
 from django_quota.core.clock import DAY
+from django_quota.core.errors import StoreDataError
+from django_quota.engine.asks import Take
 from django_quota.engine.codec import Adjust
+from django_quota.engine.counter_totals import read_total
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import AppendEvents, EventLog, ReadEvents, RecordHits
 from django_quota.engine.operations import DictStates, Operation, keep, text
@@ -212,6 +215,39 @@ def test_a_sweep_says_what_it_did_to_a_key_without_a_ttl(
 )
 def test_a_string_of_a_reply_is_read(value: Any, read: str) -> None:
     assert text(value) == read
+
+
+@pytest.mark.parametrize(
+    ("total", "grants"), [("text", None), (5, 7)], ids=["for the total", "for the units that expire"]
+)
+def test_a_counter_that_holds_something_else_is_named(total: Any, grants: Any) -> None:
+    states = DictStates()
+    states.put("total", total, START + DAY)
+    states.put("grants", grants, START + DAY)
+
+    with pytest.raises(StoreDataError) as caught:
+        read_total(states, "total", "grants", START)
+    assert caught.value.reason == "total is not a counter"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cost", "shadow", "is_quiet", "block", "ban", "distinct", "lease", "count_refused", "settle",
+        "count_when", "reads_body", "of_tier", "store", "counting",
+    ],
+)  # fmt: skip
+def test_a_counter_has_what_a_plain_rule_has(name: str) -> None:
+    """So both can be in one decision."""
+    assert getattr(Take("credits"), name) == getattr(Rule.make("plain", "1/m"), name)
+
+
+def test_a_counter_is_no_limit() -> None:
+    """It is not counted by day, reports no share, and is refused without the store."""
+    take = Take("credits")
+
+    assert (take.daily, take.warn_shares, take.lowest_warn_share, take.on_unavailable) == (False, (), "0", "deny")
+    assert (take.group, take.ttl, take.leased_for, take.cache_refusals) == (None, 0, 0, 0.0)
 
 
 def test_a_state_is_there_until_it_expires() -> None:
