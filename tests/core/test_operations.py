@@ -192,6 +192,7 @@ def test_the_reply_to_a_grant_that_is_known_does_not_say_that_the_store_has_writ
         pytest.param({"a": START, "b": START + 1}, 9, [1, 1, 0, SPARE + 1], id="the rest is needed until it expires"),
         pytest.param({"a": START - 1, "b": START}, 1, [1, 1, 1, 7_000], id="no entry of the rest is needed"),
         pytest.param({"a": START, "b": START + 1}, 0, [1, 0, 1, SPARE + 1], id="no more entries may go"),
+        pytest.param({"a": START + 10**18}, 9, [1, 0, 0, 315_360_000_000], id="a score that is not a time"),
         pytest.param({"a": START}, 9, [1, 1, 0, 0], id="nothing is left"),
         pytest.param({}, 9, [0, 0, 0, 0], id="there is no such key"),
     ],
@@ -203,6 +204,24 @@ def test_a_sweep_says_what_it_did_to_a_key_without_a_ttl(
         raw.zadd("{a}l", entries)
 
     assert current_store().run(Sweep(["{a}l"], [True], [7_000], most, repairs=True), START) == reply
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("repairs", [True, False])
+def test_a_sweep_shares_the_entries_that_may_go_among_its_keys(repairs: bool, raw: redis.Redis) -> None:
+    for key in ("{a}1", "{a}2", "{a}3", "{a}4"):
+        raw.zadd(key, {"a": START - 2, "b": START - 1, "c": START, "d": START + 1})
+    raw.pexpire("{a}2", 99_000)
+    raw.set("{a}5", "text")
+    sweep = Sweep([f"{{a}}{n}" for n in range(1, 6)], [True, True, False, True, True], [7_000] * 5, 4, repairs=repairs)
+
+    swept = Sweep.read(current_store().run(sweep, START))
+
+    assert swept == [
+        (True, 3, 0, SPARE + 1), (True, 1, 2, 0), (False, 0, 0, 7_000), (True, 0, 3, SPARE + 1), (False, 0, 0, 7_000),
+    ]  # fmt: skip
+    assert [raw.zrange(f"{{a}}{n}", 0, -1) for n in (1, 2)] == [[b"d"], [b"b", b"c", b"d"]]
+    assert [raw.pttl(f"{{a}}{n}") > 0 for n in range(1, 6)] == [repairs, True, repairs, repairs, repairs]
 
 
 @pytest.mark.parametrize(

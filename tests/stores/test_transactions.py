@@ -310,6 +310,14 @@ class TestAsyncCalls:
 
         assert on_sqlite.run(Get(KEYS)) == [1, "5", 0]
 
+    @forks
+    def test_are_made_in_a_forked_process_too(self, database: Database) -> None:
+        """It has none of the threads of its parent."""
+        asyncio.run(database.store.arun(Get(KEYS)))
+
+        assert in_child(lambda: asyncio.run(database.store.arun(Get(KEYS)))[0]) == 1
+        database.store.close()
+
     def test_work_after_the_store_was_closed(self, database: Database) -> None:
         asyncio.run(database.store.arun(Get(KEYS)))
         database.store.close()
