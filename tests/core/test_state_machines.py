@@ -907,16 +907,19 @@ IN_TWO_KEYS: dict[str, Operation] = {
 
 
 @pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("times", [0, 1], ids=["at first", "again"])
 @pytest.mark.parametrize("place", [0, 1], ids=["first key", "second key"])
 @pytest.mark.parametrize("operation", IN_TWO_KEYS.values(), ids=IN_TWO_KEYS)
 def test_a_count_in_two_keys_changes_neither_if_one_holds_something_else(
-    places: Places, operation: Operation, place: int
+    places: Places, operation: Operation, place: int, times: int
 ) -> None:
     key = operation.keys[place]
+    for _ in range(times):
+        places.run(operation, START)
     places.put(key, FOREIGN, START + 2 * TTL, "RPUSH", key, *FOREIGN)
     before = places.dump()
 
-    assert places.run(operation, START)[0] == counters.NO_COUNTER
+    assert places.run(operation, START) == [counters.NO_COUNTER, place + 1]
     assert places.dump() == before
 
 
@@ -992,6 +995,10 @@ STEPS_OF_COUNTERS: dict[str, list[tuple[int, Operation]]] = {
         (0, of_a(counters.Set, MAX_INT64 - 9)), (0, granted(5, DAY, 1)), (0, granted(5, 0, 2)), (0, incremented(5)),
         (DAY, granted(10, 0, 3)), (0, incremented(10, day=1)), (0, GET), (0, granted(9, DAY, 4)), (0, GET),
         (0, incremented(-3, day=1)), (0, of_a(counters.TakeUnits, MAX_INT64)), (0, GET), (0, moved(9)), (0, OF_B),
+    ],
+    "too many for 64 bits on one day": [
+        (0, incremented(MAX_INT64)), (0, incremented(1)), (0, of_a(counters.Set, 5)), (0, incremented(1)), (0, GET),
+        (0, DAYS), (0, POP), (0, incremented(1)), (0, GET), (0, granted(4, DAY, 1)), (0, incremented(2)), (0, GRANTS),
     ],
     "moved to one that is full": [
         (0, of_a(counters.Set, 9)), (0, granted(5, DAY, 1)), (0, counters.Set(keys_of("b"), MAX_INT64 - 4, TTL)),

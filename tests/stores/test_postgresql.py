@@ -375,7 +375,7 @@ def wrapper(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Mock(settings_dict={"AUTOCOMMIT": False, "OPTIONS": {"pool": True}})
     made.connection.fileno.return_value = 0
     made.copy.return_value = made
-    monkeypatch.setattr(connections, "create_connection", lambda alias: made)
+    monkeypatch.setattr(connections, "create_connection", Mock(return_value=made))
     monkeypatch.setattr(postgresql, "_arrivals_of", lambda _: lambda __: False)
     return made
 
@@ -398,6 +398,15 @@ class TestAConnection:
         PostgresConnection("default")
 
         assert wrapper.settings_dict["OPTIONS"] == options
+
+    def test_leads_to_the_database_of_its_alias(self, wrapper: Any) -> None:
+        PostgresConnection("shops")
+
+        connections.create_connection.assert_called_once_with("shops")  # type: ignore[attr-defined]
+
+    def test_leaves_the_settings_of_the_site_as_they_are(self, on_postgres: DatabaseStore) -> None:
+        with on_postgres.pool.lent():
+            assert connections.settings["default"]["OPTIONS"] == {}
 
     def test_that_cannot_be_opened_is_closed(self, wrapper: Any) -> None:
         wrapper.ensure_connection.side_effect = psycopg.OperationalError("x")
