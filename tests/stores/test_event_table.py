@@ -76,7 +76,7 @@ class TestTheNewestEvents:
     def test_are_read_as_they_were_written(self, table: EventTable) -> None:
         (found,) = table.newest(1)
 
-        assert (found.at, found.record) == (5, refused(5))
+        assert found == LoggedEvent(Position(0, 5), 5, refused(5))
 
     @pytest.mark.parametrize("data", ["nonsense", "5", "[]", '{"a":1}', "null"])
     def test_have_no_record_where_another_program_has_written(
@@ -180,6 +180,15 @@ class TestWhatHasExpired:
     @pytest.mark.parametrize(("hours", "count"), [(0, 0), (1, 0), (2, 1)])
     def test_are_states_an_hour_after_their_end(self, hours: int, count: int, store: DatabaseStore) -> None:
         store.run(Set(keys_of("quota:1:{a}:c:x"), 1, sql.SWEEP_HOUR), 0)
+
+        assert count_expired(store, hours * sql.SWEEP_HOUR, ALL).states == count
+
+    @pytest.mark.parametrize(("hours", "count"), [(2, 0), (3, 0), (4, 1)])
+    def test_are_states_an_hour_after_the_end_that_was_written_last(
+        self, hours: int, count: int, store: DatabaseStore
+    ) -> None:
+        for ends in (1, 3):
+            store.run(Set(keys_of("quota:1:{a}:c:x"), 1, ends * sql.SWEEP_HOUR), 0)
 
         assert count_expired(store, hours * sql.SWEEP_HOUR, ALL).states == count
 
