@@ -227,7 +227,7 @@ def test_an_operation_looks_at_two_keys(later: int) -> None:
     assert list(store.names("*")) == after
 
 
-def test_a_store_that_expects_no_other_number_holds_a_hundred_thousand_keys() -> None:
+def test_one_counter_may_have_eighty_thousand_keys_by_default() -> None:
     store = MemoryStore()
     store._held["a"] = 80_000
 

@@ -252,7 +252,7 @@ class TestTheBreakers:
     def test_refuse_looks_at_a_database_that_does_not_answer_them(self, database: Database) -> None:
         fail(database.store._reading)
 
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailable, match="the database has failed several times in a row"):
             database.store.ping()
         assert database.done == []
 
