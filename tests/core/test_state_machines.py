@@ -1038,6 +1038,27 @@ def test_no_store_differs_in_units_that_are(places: Places, steps: list[tuple[in
         places.run(operation, now)
 
 
+OF_TWO_KEYS: dict[str, Operation] = {
+    "get": GET, "grants": GRANTS, "pop": POP, "set": of_a(counters.Set, 5), "take": of_a(counters.TakeUnits, 1),
+    "incr": incremented(1), "grant": granted(5, DAY, 1), "grant for good": granted(5, 0, 1), "transfer": moved(0),
+    "transfer to it": moved(0, "b", "a"),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("kind", ["c:total", "grants:total"])
+@pytest.mark.parametrize("operation", OF_TWO_KEYS.values(), ids=OF_TWO_KEYS)
+def test_no_store_differs_in_which_key_of_a_counter_holds_something_else(
+    places: Places, operation: Operation, kind: str
+) -> None:
+    key = key_of("a", kind)
+    places.put(key, FOREIGN, START + 2 * TTL, "RPUSH", key, *FOREIGN)
+    before = places.dump()
+
+    assert places.run(operation, START) == [counters.NO_COUNTER, operation.keys.index(key) + 1]
+    assert places.dump() == before
+
+
 def acquired(token: str, limit: int = 2, span: int = 10 * SECOND) -> Operation:
     return leases.Acquire(KEYS, token, limit, span)
 
