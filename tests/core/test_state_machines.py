@@ -959,6 +959,10 @@ DIFFERENT = [counters.UniqueCount(key_of("a", f"u:total{day}")) for day in ("", 
 GET, GRANTS, POP = of_a(counters.Get), of_a(counters.Grants), of_a(counters.Pop)
 OF_B = counters.Grants(keys_of("b"))
 STEPS_OF_COUNTERS: dict[str, list[tuple[int, Operation]]] = {
+    "not there": [
+        (0, of_a(counters.TakeUnits, 1)), (0, moved(1)), (0, moved(0)), (0, moved(1, "a", "a")), (0, POP), (0, GRANTS),
+        (0, granted(5, 0, 1)), (0, moved(9)), (0, moved(5)), (0, of_a(counters.TakeUnits, 1)), (0, moved(1)),
+    ],
     "spent in order": [
         (0, granted(5, DAY, 1)), (0, granted(3, DAY, 2)), (0, granted(3, DAY, 2)), (0, granted(4, 0, 3)),
         (0, granted(2, 2 * DAY, 4)), (0, GRANTS), (1, of_a(counters.TakeUnits, 6)), (0, GRANTS), (0, incremented(2)),
