@@ -19,7 +19,7 @@ from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import field, status_key
 from django_quota.engine import system_operations as site
 from django_quota.engine.asks import Ask, Asked, Place
-from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Mode
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG, RecordHits
 from django_quota.engine.hits import Ahead, Hit
@@ -286,6 +286,30 @@ ONE_BY_ONE: list[Act] = [
 def test_no_store_differs_under_any_rule(places: Places, its_rule: Asked, with_events: bool, acts: list[Act]) -> None:
     """What chance may leave out: each rule by itself, and each thing that can be done."""
     do_all(places, [its_rule], acts, START, with_events=with_events)
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("asked", ["a1", "e5"], ids=["the value", "another value"])
+def test_no_store_differs_in_the_moment_in_which_a_value_is_forgotten(places: Places, asked: str) -> None:
+    """It still lies there, and is the one value too many."""
+    devices = next(each for each in RULES if each.name == "devices")
+    steps: list[tuple[int, QuestionMode, str]] = [
+        (0, "check", "a1"), (1, "check", "b2"), (1, "check", "c3"), (1, "force", "d4"), (MINUTE, "peek", asked),
+    ]  # fmt: skip
+
+    replies = [
+        places.decide(Question([Ask(devices, "user:1", 1, value)]), mode, START + later) for later, mode, value in steps
+    ]
+
+    assert replies[-1][1:4] == [REFUSED, 0, 0]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_a_period_of_which_one_unit_is_used(places: Places) -> None:
+    started = next(each for each in RULES if each.name == "started")
+
+    for mode in ("check", "peek", "refund", "peek"):
+        places.decide(Question([Ask(started, "user:1", 1)]), mode, START)
 
 
 LASTING: list[Asked] = [
