@@ -39,6 +39,7 @@ from tests.support.overridden import override
 from tests.support.steps import SECOND, START
 
 SUBJECT = "ip:203.0.113.9"
+LEASES = f"quota:1:{{{SUBJECT}}}:l:full"
 BAN = {"after": "1/m", "for": ["1h", "2h"]}
 any_subject = pytest.mark.parametrize("subject", ["{x}\n", "*", "x" * 10_000, "\ud800", "a b+c%d"])
 
@@ -186,6 +187,25 @@ class TestOnRedis:
             leases = status_of(SUBJECT)["leases"]
 
         assert sorted((lease["name"], lease["ends_in"]) for lease in leases) == expected
+
+    @pytest.mark.parametrize(
+        ("later", "number", "ends_in"),
+        [(0, 130, [1 + n for n in range(100)]), (1, 129, [1 + n for n in range(100)]), (129, 1, [1])],
+        ids=["all", "but the first", "the last"],
+    )
+    def test_of_many_leases_the_first_hundred_to_end_are_read(
+        self, later: int, number: int, ends_in: list[int], raw: redis.Redis
+    ) -> None:
+        raw.zadd(LEASES, {f"token {n}": START + n * SECOND for n in range(131)})
+        raw.zadd("few", {"token": START + 200 * SECOND})
+
+        with freeze(START + later * SECOND):
+            found = read_contents(SUBJECT, {"none": "none", LEASES: "full", "few": "few"})
+
+        assert found.leases == [
+            HeldStatus("full", tuple(map(float, ends_in)), LEASES, number),
+            HeldStatus("few", (200.0 - later,), "few", 1),
+        ]
 
     @any_subject
     def test_any_subject_can_be_inspected(self, subject: str) -> None:

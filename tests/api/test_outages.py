@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from io import StringIO
@@ -461,7 +462,7 @@ def test_what_is_no_reply_to_a_decision_decides_as_an_outage_would(
     decision = check("9/m", "user:1", on_unavailable="deny")
 
     assert (decision.degraded, decision.allowed) == (True, False)
-    assert "the reply to a decision cannot be read: " in caplog.text
+    assert f"the reply to a decision cannot be read: {reprlib.repr(reply)}" in caplog.text
 
 
 def test_a_store_whose_clock_never_agrees_is_not_asked_for_ever(

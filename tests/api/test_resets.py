@@ -5,6 +5,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import redis
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from django.dispatch import Signal
@@ -12,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.urls import path
 
-from django_quota import Rule, areset, ban, check, check_all, peek, quota, reset
+from django_quota import Rule, areset, ban, check, check_all, peek, quota, reset, unban
 from django_quota.core.flow import run_sync
 from django_quota.engine.events import AppendEvents, EventLog
 from django_quota.engine.operations import DictStates, Operation
@@ -81,6 +82,17 @@ def test_a_reset_of_a_rule_lifts_its_ban(do: Callable[..., int]) -> None:
 
         assert deleted == 1
         assert [rule for rule, _, _ in bans_of(SUBJECT)] == ["login"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("lift", [reset, unban], ids=["a reset", "the end of a ban"])
+def test_the_list_of_bans_has_none_that_was_lifted(lift: Callable[..., object], raw: redis.Redis) -> None:
+    for rule, subject in (("search", SUBJECT), ("login", SUBJECT), ("search", "user:8")):
+        ban(rule, subject, 600)
+
+    lift("search", SUBJECT)
+
+    assert set(raw.zrange("quota:1:{!}:bans", 0, -1)) == {b"user:42 login", b"user:8 search"}
 
 
 @pytest.mark.usefixtures("either_store")

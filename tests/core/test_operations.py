@@ -8,7 +8,10 @@ import redis
 from django_quota import Rule
 from django_quota.core.algorithms.stock import MAX_INT64
 from django_quota.core.clock import DAY
+from django_quota.core.errors import StoreDataError
+from django_quota.engine.asks import Take
 from django_quota.engine.codec import Adjust
+from django_quota.engine.counter_totals import read_total
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import AppendEvents, EventLog, ReadEvents, RecordHits
 from django_quota.engine.operations import DictStates, Operation, keep, text
@@ -189,6 +192,7 @@ def test_the_reply_to_a_grant_that_is_known_does_not_say_that_the_store_has_writ
         pytest.param({"a": START, "b": START + 1}, 9, [1, 1, 0, SPARE + 1], id="the rest is needed until it expires"),
         pytest.param({"a": START - 1, "b": START}, 1, [1, 1, 1, 7_000], id="no entry of the rest is needed"),
         pytest.param({"a": START, "b": START + 1}, 0, [1, 0, 1, SPARE + 1], id="no more entries may go"),
+        pytest.param({"a": START + 10**18}, 9, [1, 0, 0, 315_360_000_000], id="a score that is not a time"),
         pytest.param({"a": START}, 9, [1, 1, 0, 0], id="nothing is left"),
         pytest.param({}, 9, [0, 0, 0, 0], id="there is no such key"),
     ],
@@ -202,6 +206,24 @@ def test_a_sweep_says_what_it_did_to_a_key_without_a_ttl(
     assert current_store().run(Sweep(["{a}l"], [True], [7_000], most, repairs=True), START) == reply
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("repairs", [True, False])
+def test_a_sweep_shares_the_entries_that_may_go_among_its_keys(repairs: bool, raw: redis.Redis) -> None:
+    for key in ("{a}1", "{a}2", "{a}3", "{a}4"):
+        raw.zadd(key, {"a": START - 2, "b": START - 1, "c": START, "d": START + 1})
+    raw.pexpire("{a}2", 99_000)
+    raw.set("{a}5", "text")
+    sweep = Sweep([f"{{a}}{n}" for n in range(1, 6)], [True, True, False, True, True], [7_000] * 5, 4, repairs=repairs)
+
+    swept = Sweep.read(current_store().run(sweep, START))
+
+    assert swept == [
+        (True, 3, 0, SPARE + 1), (True, 1, 2, 0), (False, 0, 0, 7_000), (True, 0, 3, SPARE + 1), (False, 0, 0, 7_000),
+    ]  # fmt: skip
+    assert [raw.zrange(f"{{a}}{n}", 0, -1) for n in (1, 2)] == [[b"d"], [b"b", b"c", b"d"]]
+    assert [raw.pttl(f"{{a}}{n}") > 0 for n in range(1, 6)] == [repairs, True, repairs, repairs, repairs]
+
+
 @pytest.mark.parametrize(
     ("value", "read"),
     [
@@ -212,6 +234,39 @@ def test_a_sweep_says_what_it_did_to_a_key_without_a_ttl(
 )
 def test_a_string_of_a_reply_is_read(value: Any, read: str) -> None:
     assert text(value) == read
+
+
+@pytest.mark.parametrize(
+    ("total", "grants"), [("text", None), (5, 7)], ids=["for the total", "for the units that expire"]
+)
+def test_a_counter_that_holds_something_else_is_named(total: Any, grants: Any) -> None:
+    states = DictStates()
+    states.put("total", total, START + DAY)
+    states.put("grants", grants, START + DAY)
+
+    with pytest.raises(StoreDataError) as caught:
+        read_total(states, "total", "grants", START)
+    assert caught.value.reason == "total is not a counter"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cost", "shadow", "is_quiet", "block", "ban", "distinct", "lease", "count_refused", "settle",
+        "count_when", "reads_body", "of_tier", "store", "counting",
+    ],
+)  # fmt: skip
+def test_a_counter_has_what_a_plain_rule_has(name: str) -> None:
+    """So both can be in one decision."""
+    assert getattr(Take("credits"), name) == getattr(Rule.make("plain", "1/m"), name)
+
+
+def test_a_counter_is_no_limit() -> None:
+    """It is not counted by day, reports no share, and is refused without the store."""
+    take = Take("credits")
+
+    assert (take.daily, take.warn_shares, take.lowest_warn_share, take.on_unavailable) == (False, (), "0", "deny")
+    assert (take.group, take.ttl, take.leased_for, take.cache_refusals) == (None, 0, 0, 0.0)
 
 
 def test_a_state_is_there_until_it_expires() -> None:

@@ -9,7 +9,7 @@ from django_quota.core.clock import DAY
 from django_quota.core.overrides import OverrideTable
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.hits import DayKey
-from django_quota.engine.receipts import SETTLED_WITHIN, Receipt, Settlement, Taken
+from django_quota.engine.receipts import Receipt, Settlement, Taken
 from django_quota.engine.resolving import Scope, hits_of
 from tests.support.steps import MINUTE, START
 
@@ -35,7 +35,7 @@ class TestAnExtendedReceipt:
         assert self.EXTENDED.costs == (7, 3)
 
     def test_it_can_be_settled_for_a_week_after_its_first_hit(self) -> None:
-        assert self.EXTENDED.until == START + SETTLED_WITHIN
+        assert self.EXTENDED.until == START + 7 * DAY
 
     def test_none_of_its_hits_is_of_a_share_of_this_process(self) -> None:
         again = self.EXTENDED.extended(receipt(1, START, share="n3"))
@@ -58,6 +58,11 @@ class TestAnExtendedReceipt:
 
 def test_a_receipt_of_nothing_cannot_be_settled() -> None:
     assert (NOTHING.took_anything, NOTHING.until) == (False, 0)
+
+
+def test_the_id_of_a_receipt_is_short() -> None:
+    """A reservation that is saved as a string has it."""
+    assert len(receipt(1, START).id) == 16
 
 
 def test_no_two_receipts_have_one_id() -> None:

@@ -19,13 +19,13 @@ from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import field, status_key
 from django_quota.engine import system_operations as site
 from django_quota.engine.asks import Ask, Asked, Place
-from django_quota.engine.codec import ALLOWED, PER_LIMIT, Mode
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Mode
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG, RecordHits
 from django_quota.engine.hits import Ahead, Hit
 from django_quota.engine.operations import Operation, text
 from django_quota.engine.receipts import Receipt
-from django_quota.features import bans, resets
+from django_quota.features import bans, resets, subject_contents
 from django_quota.features.counters import operations as counters
 from django_quota.features.once import Once
 from django_quota.features.reservations.calls import GiveBackEnded, RenewLeases
@@ -286,6 +286,30 @@ ONE_BY_ONE: list[Act] = [
 def test_no_store_differs_under_any_rule(places: Places, its_rule: Asked, with_events: bool, acts: list[Act]) -> None:
     """What chance may leave out: each rule by itself, and each thing that can be done."""
     do_all(places, [its_rule], acts, START, with_events=with_events)
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("asked", ["a1", "e5"], ids=["the value", "another value"])
+def test_no_store_differs_in_the_moment_in_which_a_value_is_forgotten(places: Places, asked: str) -> None:
+    """It still lies there, and is the one value too many."""
+    devices = next(each for each in RULES if each.name == "devices")
+    steps: list[tuple[int, QuestionMode, str]] = [
+        (0, "check", "a1"), (1, "check", "b2"), (1, "check", "c3"), (1, "force", "d4"), (MINUTE, "peek", asked),
+    ]  # fmt: skip
+
+    replies = [
+        places.decide(Question([Ask(devices, "user:1", 1, value)]), mode, START + later) for later, mode, value in steps
+    ]
+
+    assert replies[-1][1:4] == [REFUSED, 0, 0]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_a_period_of_which_one_unit_is_used(places: Places) -> None:
+    started = next(each for each in RULES if each.name == "started")
+
+    for mode in ("check", "peek", "refund", "peek"):
+        places.decide(Question([Ask(started, "user:1", 1)]), mode, START)
 
 
 LASTING: list[Asked] = [
@@ -907,16 +931,19 @@ IN_TWO_KEYS: dict[str, Operation] = {
 
 
 @pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("times", [0, 1], ids=["at first", "again"])
 @pytest.mark.parametrize("place", [0, 1], ids=["first key", "second key"])
 @pytest.mark.parametrize("operation", IN_TWO_KEYS.values(), ids=IN_TWO_KEYS)
 def test_a_count_in_two_keys_changes_neither_if_one_holds_something_else(
-    places: Places, operation: Operation, place: int
+    places: Places, operation: Operation, place: int, times: int
 ) -> None:
     key = operation.keys[place]
+    for _ in range(times):
+        places.run(operation, START)
     places.put(key, FOREIGN, START + 2 * TTL, "RPUSH", key, *FOREIGN)
     before = places.dump()
 
-    assert places.run(operation, START)[0] == counters.NO_COUNTER
+    assert places.run(operation, START) == [counters.NO_COUNTER, place + 1]
     assert places.dump() == before
 
 
@@ -942,9 +969,24 @@ def moved(amount: int, source: str = "a", destination: str = "b") -> Operation:
     return counters.Transfer(keys, amount, TTL)
 
 
+def seen(value: str, off: int = 0, day: int = 0) -> Operation:
+    """Return the count of a distinct value; see `incremented`."""
+    number = 21 + day + off
+    begins = MIDNIGHT + (day + off) * DAY
+    keys = (key_of("a", "u:total"), key_of("a", f"u:total:2025-11-{number:02}"))
+    return counters.Unique(keys, value, TTL, begins, begins + DAY)
+
+
+MONTHS = [key_of("a", f"c:total:2025-{month}") for month in (10, 11, 12)]
+DAYS = counters.Days(MONTHS, [(31, 31), (20, 23), (1, 2)])
+DIFFERENT = [counters.UniqueCount(key_of("a", f"u:total{day}")) for day in ("", ":2025-11-21", ":2025-11-22")]
 GET, GRANTS, POP = of_a(counters.Get), of_a(counters.Grants), of_a(counters.Pop)
 OF_B = counters.Grants(keys_of("b"))
 STEPS_OF_COUNTERS: dict[str, list[tuple[int, Operation]]] = {
+    "not there": [
+        (0, of_a(counters.TakeUnits, 1)), (0, moved(1)), (0, moved(0)), (0, moved(1, "a", "a")), (0, POP), (0, GRANTS),
+        (0, granted(5, 0, 1)), (0, moved(9)), (0, moved(5)), (0, of_a(counters.TakeUnits, 1)), (0, moved(1)),
+    ],
     "spent in order": [
         (0, granted(5, DAY, 1)), (0, granted(3, DAY, 2)), (0, granted(3, DAY, 2)), (0, granted(4, 0, 3)),
         (0, granted(2, 2 * DAY, 4)), (0, GRANTS), (1, of_a(counters.TakeUnits, 6)), (0, GRANTS), (0, incremented(2)),
@@ -982,6 +1024,10 @@ STEPS_OF_COUNTERS: dict[str, list[tuple[int, Operation]]] = {
         (DAY, granted(10, 0, 3)), (0, incremented(10, day=1)), (0, GET), (0, granted(9, DAY, 4)), (0, GET),
         (0, incremented(-3, day=1)), (0, of_a(counters.TakeUnits, MAX_INT64)), (0, GET), (0, moved(9)), (0, OF_B),
     ],
+    "too many for 64 bits on one day": [
+        (0, incremented(MAX_INT64)), (0, incremented(1)), (0, of_a(counters.Set, 5)), (0, incremented(1)), (0, GET),
+        (0, DAYS), (0, POP), (0, incremented(1)), (0, GET), (0, granted(4, DAY, 1)), (0, incremented(2)), (0, GRANTS),
+    ],
     "moved to one that is full": [
         (0, of_a(counters.Set, 9)), (0, granted(5, DAY, 1)), (0, counters.Set(keys_of("b"), MAX_INT64 - 4, TTL)),
         (0, granted(4, DAY, 2, "b")), (0, moved(1)), (DAY, moved(5)), (0, GET), (0, OF_B), (0, moved(4)), (0, OF_B),
@@ -989,6 +1035,22 @@ STEPS_OF_COUNTERS: dict[str, list[tuple[int, Operation]]] = {
     "of another day": [
         (0, incremented(3, off=-1)), (0, incremented(3, off=1)), (0, incremented(3)), (0, granted(2, DAY, 1)),
         (MIDNIGHT + DAY - 1 - START, incremented(1)), (1, incremented(1)), (0, incremented(1, day=1)), (0, GRANTS),
+        (0, DAYS), (0, incremented(-8, day=1)), (0, incremented(MIN_INT64 + 9, day=1)), (0, DAYS), (0, GET),
+    ],
+    "granted at one moment": [
+        (0, granted(5, DAY, 1)), (0, granted(4, DAY, 2)), (0, granted(3, DAY + 1, 3)), (0, granted(2, DAY, 4)),
+        (0, GRANTS), (DAY, GRANTS), (1, GRANTS), (1, GRANTS), (1, GRANTS),
+    ],
+    "different values": [
+        (0, seen("x", off=-1)), (0, seen("x", off=1)), (0, seen("x")), (0, seen("x")), (0, seen("y")),
+        *[(0, each) for each in DIFFERENT], (MIDNIGHT + DAY - 1 - START, seen("z")), (1, seen("z")),
+        (0, seen("z", day=1)), (0, seen("w", day=1)), *[(0, each) for each in DIFFERENT],
+    ],
+    "changed again after a while": [
+        (0, of_a(counters.Set, 9)), (0, granted(5, 3 * DAY, 1)), (0, counters.Set(keys_of("b"), 1, TTL)),
+        (0, seen("x")),
+        (DAY, of_a(counters.TakeUnits, 1)), (DAY, moved(2)), (0, seen("x", day=2)), (DAY // 2, incremented(1, day=2)),
+        (DAY // 4, of_a(counters.TakeUnits, 99)), (0, moved(0, "b", "a")), (0, moved(99)), (0, moved(0, "a", "a")),
     ],
 }  # fmt: skip
 """How much time passes first, and what is done then."""
@@ -998,6 +1060,176 @@ STEPS_OF_COUNTERS: dict[str, list[tuple[int, Operation]]] = {
 @pytest.mark.parametrize("steps", STEPS_OF_COUNTERS.values(), ids=STEPS_OF_COUNTERS)
 def test_no_store_differs_in_units_that_are(places: Places, steps: list[tuple[int, Operation]]) -> None:
     """What chance may leave out: each thing that can be done to a counter whose units expire, at the edges."""
+    now = START
+    for gap, operation in steps:
+        now += gap
+        places.run(operation, now)
+
+
+OF_TWO_KEYS: dict[str, Operation] = {
+    "get": GET, "grants": GRANTS, "pop": POP, "set": of_a(counters.Set, 5), "take": of_a(counters.TakeUnits, 1),
+    "incr": incremented(1), "grant": granted(5, DAY, 1), "grant for good": granted(5, 0, 1), "transfer": moved(0),
+    "transfer to it": moved(0, "b", "a"),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("kind", ["c:total", "grants:total"])
+@pytest.mark.parametrize("operation", OF_TWO_KEYS.values(), ids=OF_TWO_KEYS)
+def test_no_store_differs_in_which_key_of_a_counter_holds_something_else(
+    places: Places, operation: Operation, kind: str
+) -> None:
+    key = key_of("a", kind)
+    places.put(key, FOREIGN, START + 2 * TTL, "RPUSH", key, *FOREIGN)
+    before = places.dump()
+
+    assert places.run(operation, START) == [counters.NO_COUNTER, operation.keys.index(key) + 1]
+    assert places.dump() == before
+
+
+def acquired(token: str, limit: int = 2, span: int = 10 * SECOND) -> Operation:
+    return leases.Acquire(KEYS, token, limit, span)
+
+
+def renewed(token: str, span: int = 10 * SECOND, *, again: bool = False) -> Operation:
+    return leases.Renew(KEYS, token, span, again=again)
+
+
+def released(token: str, since: int | None = START, span: int = 10 * SECOND) -> Operation:
+    return leases.Release(KEYS, token, since, span)
+
+
+HOLDERS = leases.Holders(KEYS)
+ONCE = Once("quota:1:{once:a}:once:total", 3 * SECOND)
+STEPS_OF_SLOTS: dict[str, list[tuple[int, Operation]]] = {
+    "taken": [
+        (0, HOLDERS), (0, acquired("a")), (1, acquired("b", span=20 * SECOND)), (1, acquired("c")), (0, HOLDERS),
+        (SECOND, acquired("a")), (0, acquired("c", limit=3)), (0, acquired("d", limit=1)), (0, HOLDERS),
+        (10 * SECOND - 1, acquired("d")), (1, acquired("d", limit=3)), (0, HOLDERS),
+    ],
+    "given back": [
+        (0, acquired("a")), (0, released("a")), (0, acquired("a")), (0, acquired("b")), (3 * SECOND, released("x")),
+        (0, released("a")), (0, released("a")), (0, acquired("c")), (0, acquired("d")), (SECOND, released("b")),
+        (0, acquired("d", limit=4)), (0, acquired("e", limit=1)), (1, released("d", None)), (0, HOLDERS),
+        (0, released("c", START + MINUTE)), (0, acquired("f", limit=1)), (0, acquired("g", limit=1)),
+        (0, released("f", START, span=MINUTE)), (0, HOLDERS),
+    ],
+    "given back at once": [
+        (0, acquired("a", limit=1)), (0, released("a")), (0, acquired("b", limit=1)), (0, acquired("c", limit=1)),
+        (9 * SECOND, acquired("c", limit=1)), (SECOND - 1, acquired("c", limit=1)), (1, acquired("c", limit=1)),
+    ],
+    "given back after their lease has ended": [
+        (0, acquired("a", limit=1)), (10 * SECOND, released("a")), (0, HOLDERS), (0, acquired("a", limit=1)),
+    ],
+    "renewed": [
+        (0, renewed("a")), (0, acquired("a", limit=1)), (3 * SECOND, renewed("a", SECOND)), (0, HOLDERS),
+        (SECOND - 1, renewed("a")), (10 * SECOND, renewed("a")), (0, renewed("b", again=True)), (0, HOLDERS),
+        (0, renewed("a", 40 * SECOND, again=True)), (0, renewed("a", again=True)), (0, acquired("c", limit=1)),
+    ],
+    "remembered once": [
+        (0, ONCE), (1, ONCE), (3 * SECOND - 2, ONCE), (1, ONCE), (0, ONCE), (3 * SECOND - 1, ONCE), (1, ONCE),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("steps", STEPS_OF_SLOTS.values(), ids=STEPS_OF_SLOTS)
+def test_no_store_differs_in_slots_that_are(places: Places, steps: list[tuple[int, Operation]]) -> None:
+    now = START
+    for gap, operation in steps:
+        now += gap
+        places.run(operation, now)
+
+
+STATUS = status_key("quota", "user:1")
+CREDIT_LEASES = key_of("user:1", "leased:credits")
+
+
+def looked_at() -> Operation:
+    return subject_contents.InspectSubject(STATUS, [])
+
+
+def ban_of(rule: str, seconds: int) -> Operation:
+    return bans.BanSubject(STATUS, rule, seconds * SECOND, MINUTE)
+
+
+def lifted(*rules: str) -> Operation:
+    return bans.LiftBans(STATUS, rules)
+
+
+def forgotten(*rules: tuple[str, str]) -> Operation:
+    """Return the reset of rules, each with the kinds of its states."""
+    return resets.Reset([
+        resets.RuleState(rule, STATUS, [key_of("user:1", f"{kind}:{rule}") for kind in kinds]) for rule, kinds in rules
+    ])  # fmt: skip
+
+
+def filled(places: Places) -> None:
+    """Let a subject have counts, bans, and what was reported of two rules."""
+    places.age(START)
+    for name in ("a", "b"):
+        for kind in "cxyz":
+            key = key_of("user:1", f"{kind}:{name}")
+            places.put(key, 5, START + DAY, "SET", key, 5)
+    fields = {f"{kind}:{name}": f"{START + 9} 1 {START + 99}" for name in ("a", "b") for kind in "bew"}
+    places.put(STATUS, fields, START + DAY, "HSET", STATUS, *(word for pair in fields.items() for word in pair))
+
+
+STEPS_OF_A_SUBJECT: dict[str, list[tuple[int, Operation]]] = {
+    "is forgiven": [
+        (0, lifted("b", "none")), (0, looked_at()), (0, lifted("b")), (8, lifted("a")), (0, looked_at()), (0, lifted()),
+    ],
+    "is forgiven after the bans have ended": [(9, lifted("a", "b")), (0, looked_at())],
+    "is banned again": [
+        (8, ban_of("a", 1)), (0, ban_of("a", 1)), (1, ban_of("b", 1)), (0, looked_at()), (SECOND, ban_of("a", 200)),
+        (0, ban_of("c", 5)), (0, lifted("a", "b", "c")), (0, looked_at()),
+    ],
+    "is forgotten": [
+        (0, forgotten(("a", "cx"), ("none", "yz"))), (0, looked_at()), (0, forgotten(("a", "y"))),
+        (0, forgotten(("a", "cz"), ("b", "c"))), (0, looked_at()), (0, forgotten(("b", ""))),
+        (0, forgotten(("b", "xyz"))),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("steps", STEPS_OF_A_SUBJECT.values(), ids=STEPS_OF_A_SUBJECT)
+def test_no_store_differs_in_a_subject_that(places: Places, steps: list[tuple[int, Operation]]) -> None:
+    filled(places)
+    now = START
+    for gap, operation in steps:
+        now += gap
+        places.run(operation, now)
+
+
+LEASES_OF_UNITS = {"l1:3:": START + SECOND, "l2:4:": START + 2 * SECOND, "l3:5:": START + 3 * SECOND}
+UNITS = counters.Get((key_of("user:1", "c:credits"), key_of("user:1", "grants:credits")))
+BACK_AGAIN = GiveBackEnded(CREDIT_LEASES)
+
+
+def leases_go_on(*members: str) -> Operation:
+    return RenewLeases(CREDIT_LEASES, members, 5 * SECOND, DAY)
+
+
+STEPS_OF_LEASED_UNITS: dict[str, list[tuple[int, Operation]]] = {
+    "go back": [
+        (0, BACK_AGAIN), (SECOND - 1, BACK_AGAIN), (1, BACK_AGAIN), (0, UNITS), (2 * SECOND, BACK_AGAIN), (0, UNITS),
+        (0, BACK_AGAIN), (0, UNITS),
+    ],
+    "stay out": [
+        (0, leases_go_on("l1:3:", "none:3:", "l3:5:")), (4 * SECOND, BACK_AGAIN), (0, UNITS),
+        (0, leases_go_on("l2:4:")), (0, leases_go_on()), (0, leases_go_on("l3:5:")), (SECOND, BACK_AGAIN), (0, UNITS),
+        (4 * SECOND, BACK_AGAIN), (0, UNITS), (0, leases_go_on("l3:5:")),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("steps", STEPS_OF_LEASED_UNITS.values(), ids=STEPS_OF_LEASED_UNITS)
+def test_no_store_differs_in_leased_units_that(places: Places, steps: list[tuple[int, Operation]]) -> None:
+    ends = [word for pair in LEASES_OF_UNITS.items() for word in pair[::-1]]
+    places.age(START)
+    places.put(CREDIT_LEASES, LEASES_OF_UNITS, START + MINUTE, "ZADD", CREDIT_LEASES, *ends)
     now = START
     for gap, operation in steps:
         now += gap

@@ -410,8 +410,11 @@ def test_a_bug_of_an_operation_leaves_nothing_behind(store: DatabaseStore) -> No
         ("file:/srv/db.sqlite3?cache=private", "/srv/db.quota.sqlite3"),
         (":memory:", IN_MEMORY),
         ("file:memorydb_default?mode=memory&cache=shared", IN_MEMORY),
+        ("", IN_MEMORY),
+        ("/srv/files:of/file:a.db", "/srv/files:of/file:a.quota.db"),
+        ("/srv/why?.db", "/srv/why?.quota.db"),
     ],
-    ids=["a path", "no suffix", "a URI", "memory", "a URI of memory"],
+    ids=["a path", "no suffix", "a URI", "memory", "a URI of memory", "no name", "a colon", "a question mark"],
 )
 def test_sqlite_keeps_states_in_a_file_of_their_own(name: object, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["default"], "NAME", name)

@@ -69,10 +69,15 @@ ERRORS: list[tuple[str, Exception, type[Exception], set[str]]] = [
     ("a wrong password", theirs.InvalidPassword("x"), StorePermissionDenied, {OUTAGE, LOST}),
     ("a wrong password, no state", psycopg.OperationalError("password authentication failed for user"),
      StorePermissionDenied, {OUTAGE, LOST}),
+    ("no permission to connect", theirs.InvalidAuthorizationSpecification("x"), StorePermissionDenied,
+     {OUTAGE, LOST}),
     ("no place for a connection", theirs.TooManyConnections("x"), StoreUnavailable, {OUTAGE, LOST}),
     ("a server that shuts down", theirs.AdminShutdown("x"), StoreUnavailable, {OUTAGE, LOST}),
+    ("a server that crashes", theirs.CrashShutdown("x"), StoreUnavailable, {OUTAGE, LOST}),
+    ("a server without memory", theirs.OutOfMemory("x"), StoreUnavailable, set()),
     ("a server that begins", theirs.CannotConnectNow("x"), StoreUnavailable, {OUTAGE, LOST}),
     ("a lost connection", theirs.ConnectionFailure("x"), StoreUnavailable, {OUTAGE, LOST}),
+    ("no connection", theirs.SqlclientUnableToEstablishSqlconnection("x"), StoreUnavailable, {OUTAGE, LOST}),
     ("a server that only reads", theirs.ReadOnlySqlTransaction("x"), StoreRefusesWrites, {OUTAGE, LOST}),
     ("a replica", theirs.FeatureNotSupported("x"), StoreRefusesWrites, {OUTAGE, LOST}),
     ("an error without a state", psycopg.OperationalError("x"), StoreUnavailable, {OUTAGE, LOST}),
@@ -142,6 +147,29 @@ class TestAnErrorOfADriver:
 
         assert found.error.reason == "DiskFull: of psycopg"
 
+    def test_is_quoted_in_the_words_of_django_if_there_are_no_others(self) -> None:
+        found: Any = failure_of(DjangoOperationalError("of Django"))
+
+        assert found.error.reason == "OperationalError: of Django"
+
+    def test_is_quoted_and_not_what_came_before_it(self) -> None:
+        error = theirs.DiskFull("a full disk")
+        error.__cause__ = OSError("before it")
+
+        found: Any = failure_of(error)
+
+        assert found.error.reason == "DiskFull: a full disk"
+
+    @pytest.mark.parametrize(
+        "error",
+        [theirs.UndefinedTable("x"), of_sqlite(sqlite3.SQLITE_ERROR, text="no such table: a")],
+        ids=["PostgreSQL", "SQLite"],
+    )
+    def test_of_a_missing_table_says_which_command_makes_it(self, error: Exception) -> None:
+        assert str(failure_of(error).error) == (
+            "The database has no tables for the states, or old ones. Run: python manage.py migrate django_quota"
+        )
+
 
 @pytest.mark.parametrize("error", [KeyError("x"), StoreBusy("x"), KeyboardInterrupt()], ids=type)
 class TestAnErrorFromElsewhere:
@@ -167,3 +195,6 @@ class TestACallOfTheDatabase:
 
     def test_passes_on_what_it_is_given(self) -> None:
         assert of_database(divmod)(7, 2) == (3, 1)
+
+    def test_passes_on_options(self) -> None:
+        assert of_database(int)("11", base=2) == 3

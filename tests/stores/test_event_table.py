@@ -1,7 +1,5 @@
 """The log of events in a database, its list of bans, and what expires there."""
 
-from typing import Any
-
 import pytest
 
 from django_quota.engine.events import EventRecord
@@ -78,7 +76,7 @@ class TestTheNewestEvents:
     def test_are_read_as_they_were_written(self, table: EventTable) -> None:
         (found,) = table.newest(1)
 
-        assert (found.at, found.record) == (5, refused(5))
+        assert found == LoggedEvent(Position(0, 5), 5, refused(5))
 
     @pytest.mark.parametrize("data", ["nonsense", "5", "[]", '{"a":1}', "null"])
     def test_have_no_record_where_another_program_has_written(
@@ -185,6 +183,15 @@ class TestWhatHasExpired:
 
         assert count_expired(store, hours * sql.SWEEP_HOUR, ALL).states == count
 
+    @pytest.mark.parametrize(("hours", "count"), [(2, 0), (3, 0), (4, 1)])
+    def test_are_states_an_hour_after_the_end_that_was_written_last(
+        self, hours: int, count: int, store: DatabaseStore
+    ) -> None:
+        for ends in (1, 3):
+            store.run(Set(keys_of("quota:1:{a}:c:x"), 1, ends * sql.SWEEP_HOUR), 0)
+
+        assert count_expired(store, hours * sql.SWEEP_HOUR, ALL).states == count
+
     @pytest.mark.parametrize(("most", "count"), [(9, 0), (5, 0), (4, 1), (1, 4), (0, 6)])
     def test_are_events_of_each_log_above_a_number(self, most: int, count: int, store: DatabaseStore) -> None:
         assert count_expired(store, 5, KeptEvents(most, 99)).events == count
@@ -198,7 +205,61 @@ class TestWhatHasExpired:
 
     def test_is_deleted_in_batches(self, store: DatabaseStore) -> None:
         log(store, *(EventRecord("listed", "r", subject, until=1) for subject in "abc"))
+        for subject in "abcd":
+            store.run(Set(keys_of(f"quota:1:{{{subject}}}:c:x"), 1, 1), -2 * sql.SWEEP_HOUR)
 
-        found: list[Any] = [delete_expired(store, 5, KeptEvents(2, 99), 2) for _ in range(3)]
+        found = [delete_expired(store, 5, KeptEvents(2, 99), 2) for _ in range(3)]
 
-        assert [(each.bans, each.events) for each in found] == [(2, 2), (1, 1), (0, 0)]
+        assert found == [Expired(2, 2, 2), Expired(2, 1, 1), Expired(0, 0, 0)]
+
+
+def test_a_sweep_of_postgresql_waits_for_no_row_that_is_in_use(on_postgres: DatabaseStore) -> None:
+    log(on_postgres, *(banned(subject, 1) for subject in "ab"))
+    with on_postgres.pool.lent() as (connection, _):
+        connection.begin((), Statement(f"SELECT 1 FROM {sql.BAN_TABLE} WHERE subject = 'a' FOR UPDATE"))
+
+        swept = delete_expired(on_postgres, 5, KeptEvents(0, 99), 9)
+
+        connection.rollback()
+    assert swept == Expired(0, 1, 2)
+
+
+def test_a_follower_on_postgresql_sees_no_event_before_older_transactions_have_ended(
+    on_postgres: DatabaseStore,
+) -> None:
+    """An older transaction may still write an event that comes before it."""
+    table = EventTable(on_postgres, LOG)
+    with on_postgres.pool.lent() as (connection, _):
+        connection.begin((), Statement("SELECT pg_current_xact_id()::text"))
+        log(on_postgres, refused(2), at=10**18)
+        seen = table.after(Position(0, 0), 9)
+
+        connection.commit(list(sql.log_events(LOG, [refused(1)], 10**18, connection.batch)))
+
+    assert seen == []
+    assert subjects(table.after(Position(0, 0), 9)) == "12"
+
+
+def test_a_follower_on_postgresql_sees_an_old_event_whatever_transactions_go_on(on_postgres: DatabaseStore) -> None:
+    """A transaction of ours would have been ended long ago, so it is one of somebody else."""
+    table = EventTable(on_postgres, LOG)
+    ((now,),) = on_postgres.read(lambda dialect: Statement(f"SELECT {dialect.now}"))
+    with on_postgres.pool.lent() as (connection, _):
+        connection.begin((), Statement("SELECT pg_current_xact_id()::text"))
+        for number, ago in enumerate((60_000_000, 16_000_000, 14_000_000), 1):
+            log(on_postgres, refused(number), at=now - ago)
+
+        seen = table.after(Position(0, 0), 9)
+
+        connection.rollback()
+    assert subjects(seen) == "12"
+
+
+def test_the_ids_of_events_in_a_file_never_come_again(store: DatabaseStore, table: EventTable) -> None:
+    """Else who follows the log would take a new event for one that it has seen."""
+    last = table.newest(1)[0].position
+    delete_expired(store, 5, KeptEvents(0, 0), 99)
+
+    log(store, refused(7))
+
+    assert subjects(table.after(last, 9)) == "7"

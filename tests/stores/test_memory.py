@@ -206,10 +206,46 @@ class TestAStoreOfTenKeys:
     def test_says_in_the_log_how_full_it_is(self, store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
         self.put(store, "clicks", *range(9))
 
-        assert "counts with 8 of the 10 keys" in caplog.messages[-1]
+        (message,) = caplog.messages
+        assert message == (
+            'This process counts with 8 of the 10 keys that QUOTA["MEMORY_KEYS"] allows, and '
+            "'clicks' may have no more keys in the memory of this process. New subjects are refused there."
+        )
 
 
-@pytest.mark.parametrize(("later", "is_kept"), [(LINGERS - 1, True), (LINGERS, False)], ids=["not yet", "then"])
+@pytest.mark.parametrize("later", [SECOND, -SECOND], ids=["now", "not yet"])
+def test_an_operation_looks_at_two_keys(later: int) -> None:
+    """So none takes long, however many have expired at once."""
+    store = MemoryStore()
+    for number in range(9):
+        store.run(Set(keys_of(f"quota:1:{{user:{number}}}:c:a"), 1, SECOND), START)
+    before = list(store.names("*"))
+
+    store.run(Get(keys_of("quota:1:{b}:c:a")), START + SECOND + LINGERS + later)
+
+    after = before[2:] if later > 0 else before[2:] + before[:2]
+    assert list(store.names("*")) == after
+
+
+def test_one_counter_may_have_eighty_thousand_keys_by_default() -> None:
+    store = MemoryStore()
+    store._held["a"] = 80_000
+
+    (reply,) = store.try_all([Set(keys_of("quota:1:{user:1}:c:a"), 1, SECOND)], START)
+    store._held["a"] -= 1
+    (again,) = store.try_all([Set(keys_of("quota:1:{user:1}:c:a"), 1, SECOND)], START)
+
+    assert (type(reply), again) == (StoreFull, [1])
+
+
+def test_the_memory_of_a_process_has_no_server_that_could_fail() -> None:
+    store = MemoryStore()
+
+    found = (store.is_shared, store.database, store.redis, store.all_nodes_healthy, store.is_refusing())
+    assert found == (False, None, None, True, False)
+
+
+@pytest.mark.parametrize(("later", "is_kept"), [(1_999_999, True), (2_000_000, False)], ids=["not yet", "then"])
 def test_an_expired_key_stays_for_as_long_as_a_clock_may_step_back(later: int, is_kept: bool) -> None:
     store = MemoryStore()
     store.run(Set(keys_of("quota:1:{a}:c:clicks"), 1, SECOND), START - SECOND)

@@ -1,7 +1,10 @@
 """The statements of PostgreSQL and their results, by drivers that the tests play."""
 
 import asyncio
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -24,6 +27,8 @@ from django_quota.stores.database.postgresql import (
     _run_by_psycopg2,
     _time_limits,
 )
+from django_quota.stores.database.store import DatabaseStore
+from tests.support.commands import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -39,7 +44,7 @@ def test_a_parameter_is_sent_as_a_string(value: Any, sent: bytes) -> None:
 
 
 def test_a_parameter_with_a_null_character_is_refused() -> None:
-    with pytest.raises(ValueError, match="null character"):
+    with pytest.raises(ValueError, match=r"^PostgreSQL cannot keep a string with a null character$"):
         _parameter("a\0b")
 
 
@@ -138,7 +143,7 @@ class TestAPipeline:
         assert server.consume_input.call_count == 2
 
     def test_gives_up_a_server_that_says_nothing(self) -> None:
-        with pytest.raises(AnswerTimeoutError, match="no answer within"):
+        with pytest.raises(AnswerTimeoutError, match=f"^no answer within {PATIENCE:.0f} seconds$"):
             run(Server(busy=1), "a", arrived=lambda _: False)
 
     def test_waits_no_longer_than_until_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,18 +166,18 @@ class TestAPipeline:
         made: list[Any] = []
 
         def error_of(result: Any, encoding: str) -> Exception:
-            made.append(result)
+            made.append((result, encoding))
             return errors.DiskFull("x")
 
         monkeypatch.setattr(errors, "error_from_result", error_of)
 
         with pytest.raises(errors.DiskFull):
             run(server, "a", "b", "c", "d")
-        assert made == [first]
+        assert made == [(first, "utf-8")]
         assert server.results == []
 
     def test_says_that_a_connection_is_closed_which_sends_nothing(self) -> None:
-        with pytest.raises(psycopg.OperationalError, match="the connection is closed"):
+        with pytest.raises(psycopg.OperationalError, match=r"^the connection is closed$"):
             run(Server(rows(), None), "a")
 
     def test_needs_a_newer_libpq_than_13(self) -> None:
@@ -181,7 +186,103 @@ class TestAPipeline:
 
         with pytest.raises(ConfigurationError, match="The libpq of psycopg is too old: version 14 needed") as caught:
             _Pipeline(server, lambda _: True)
-        assert "psycopg[binary]" in caught.value.hint
+        assert str(caught.value) == (
+            'The libpq of psycopg is too old: version 14 needed. Install "psycopg[binary]", or libpq 14 or newer.'
+        )
+
+
+class FullBuffers(Server):
+    """A connection whose buffers take all that is sent only at the third time."""
+
+    def __init__(self, socket: int, *results: Any) -> None:
+        super().__init__(*results)
+        self.socket = socket
+        self.left = 2
+
+    def flush(self) -> int:
+        self.left -= 1
+        return self.left + 1
+
+
+class TestAStatementThatFillsTheBuffers:
+    @pytest.fixture
+    def sockets(self) -> Iterator[tuple[socket.socket, socket.socket]]:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            yield ours, theirs
+
+    def test_is_sent_whole_and_read_meanwhile(self, sockets: Any) -> None:
+        server = FullBuffers(sockets[0].fileno(), rows([b"a"]), None, SYNCED)
+
+        assert run(server, "a") == [["a"]]
+        assert (server.left, server.consume_input.call_count) == (-1, 1)
+
+    def test_is_sent_no_longer_than_a_server_answers(self, sockets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgresql, "ANSWER_WAIT", 0.0)
+        fill(sockets[0])
+
+        with pytest.raises(AnswerTimeoutError):
+            run(FullBuffers(sockets[0].fileno()), "a")
+
+    def test_is_sent_on_after_the_server_has_said_something(
+        self, sockets: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It may read on only when we have read what it sends."""
+        monkeypatch.setattr(postgresql, "ANSWER_WAIT", 0.0)
+        fill(sockets[0])
+        sockets[1].send(b"x")
+
+        assert run(FullBuffers(sockets[0].fileno(), rows([b"a"]), None, SYNCED), "a") == [["a"]]
+
+
+def fill(one: socket.socket) -> None:
+    """Send until the buffers of the system are full."""
+    with suppress(BlockingIOError):
+        while True:
+            one.send(b"x" * 1_000_000)
+
+
+class TestWaitingForASocket:
+    @pytest.fixture(params=["poll", "select"])
+    def arrived(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        """What waits for one of two sockets, and the other one. Windows has no `poll`."""
+        if request.param == "select":
+            monkeypatch.setattr(postgresql, "select", SimpleNamespace())
+        ours, theirs = socket.socketpair()
+        with ours, theirs, closing_selector(postgresql._arrivals_of(ours.fileno())) as wait:
+            yield wait, theirs
+
+    def test_finds_nothing_where_nothing_was_sent(self, arrived: Any) -> None:
+        assert not arrived[0](0)
+
+    def test_finds_what_was_sent(self, arrived: Any) -> None:
+        arrived[1].send(b"x")
+
+        assert arrived[0](0)
+
+    def test_finds_the_end(self, arrived: Any) -> None:
+        arrived[1].close()
+
+        assert arrived[0](0)
+
+    @pytest.mark.parametrize(("seconds", "milliseconds"), [(1.5, 1500), (0.0001, 1), (0, 0)])
+    def test_rounds_the_wait_up(self, seconds: float, milliseconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else it would ask again and again in the last millisecond."""
+        poll = Mock()
+        monkeypatch.setattr(postgresql, "select", SimpleNamespace(poll=lambda: poll, POLLIN=1))
+
+        postgresql._arrivals_of(7)(seconds)
+
+        poll.register.assert_called_once_with(7, 1)
+        poll.poll.assert_called_once_with(milliseconds)
+
+
+@contextmanager
+def closing_selector(wait: Any) -> Iterator[Any]:
+    """Close the selector of which a function is a method, if it is one."""
+    yield wait
+    getattr(getattr(wait, "__self__", None), "close", bool)()
 
 
 # --- psycopg2 ---------------------------------------------------------------------------------------------------------
@@ -274,7 +375,7 @@ def wrapper(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Mock(settings_dict={"AUTOCOMMIT": False, "OPTIONS": {"pool": True}})
     made.connection.fileno.return_value = 0
     made.copy.return_value = made
-    monkeypatch.setattr(connections, "create_connection", lambda alias: made)
+    monkeypatch.setattr(connections, "create_connection", Mock(return_value=made))
     monkeypatch.setattr(postgresql, "_arrivals_of", lambda _: lambda __: False)
     return made
 
@@ -285,6 +386,7 @@ class TestAConnection:
 
         PostgresConnection("default")
 
+        wrapper.inc_thread_sharing.assert_called_once_with()
         assert wrapper.settings_dict == {
             "AUTOCOMMIT": True, "OPTIONS": {"connect_timeout": 2, "tcp_user_timeout": 2_000},
         }  # fmt: skip
@@ -296,6 +398,15 @@ class TestAConnection:
         PostgresConnection("default")
 
         assert wrapper.settings_dict["OPTIONS"] == options
+
+    def test_leads_to_the_database_of_its_alias(self, wrapper: Any) -> None:
+        PostgresConnection("shops")
+
+        connections.create_connection.assert_called_once_with("shops")  # type: ignore[attr-defined]
+
+    def test_leaves_the_settings_of_the_site_as_they_are(self, on_postgres: DatabaseStore) -> None:
+        with on_postgres.pool.lent():
+            assert connections.settings["default"]["OPTIONS"] == {}
 
     def test_that_cannot_be_opened_is_closed(self, wrapper: Any) -> None:
         wrapper.ensure_connection.side_effect = psycopg.OperationalError("x")
@@ -327,6 +438,18 @@ class TestAConnection:
         assert locks == sorted(set(locks))
         assert len(locks) == 3
 
+    @pytest.mark.parametrize(("subjects", "each"), [("", "1000"), ("a", "1000"), ("ab", "500"), ("aba", "500")])
+    def test_shares_the_wait_among_its_locks(
+        self, subjects: str, each: str, sent: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgresql, "LOCK_WAIT", 1.0)
+        monkeypatch.setattr(postgresql, "_time_limits", _time_limits.__wrapped__)
+
+        sent.begin(subjects, Statement("SELECT 1"))
+
+        (limits,) = [values for text, values in sent._run.call_args.args[0] if "set_config" in text]
+        assert limits[1] == each
+
     def test_locks_before_it_reads(self, sent: Any) -> None:
         sent.begin(["quota:1:{a"], Statement("SELECT 1"))
 
@@ -350,6 +473,22 @@ class TestAConnection:
 
     @pytest.mark.parametrize("has_arrived", [True, False], ids=["a notice", "nothing"])
     def test_is_ready_if_the_server_has_said_nothing(self, has_arrived: bool, sent: Any) -> None:
-        sent._arrived = lambda _: has_arrived
+        sent._arrived = Mock(return_value=has_arrived)
 
         assert sent.is_ready() is not has_arrived
+        sent._arrived.assert_called_once_with(0)
+
+
+def test_a_transaction_waits_for_nothing_for_long(on_postgres: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the disk, nor for a lock, nor for a process that has stopped; and a replica refuses it."""
+    monkeypatch.setattr(postgresql, "LOCK_WAIT", 1.0)
+    monkeypatch.setattr(postgresql, "_time_limits", _time_limits.__wrapped__)
+    names = ("synchronous_commit", "statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
+             "transaction_isolation", "transaction_read_only")  # fmt: skip
+    shown = ", ".join(f"current_setting('{name}')" for name in names)
+
+    with on_postgres.pool.lent() as (connection, _):
+        found = connection.begin(["a", "b"], Statement(f"SELECT {shown}"))
+        connection.rollback()
+
+    assert found == [["off", "1500ms", "500ms", "5s", "read committed", "off"]]

@@ -61,6 +61,17 @@ def test_a_value_that_no_specification_keeps_is_not_written(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "words"),
+    [([1], "no specification keeps list"), ((1,), "a tuple has other items than entries")],
+    ids=["of another type", "of other items"],
+)
+def test_the_error_of_such_a_value_says_what_it_is(value: Any, words: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        dumps(value)
+    assert str(caught.value) == words
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "", "x", "null", "true", "1.5", "1e3", "NaN", "Infinity", "[]", "[1]", '{"a":null}', '{"a":true}', '{"a":[1]}',
@@ -129,8 +140,9 @@ class TestTheRowsOfAnOperation:
     def test_name_their_key_if_they_hold_something_else(self) -> None:
         states = RowStates(["a"], [StateRow("null", 100, "a")])
 
-        with pytest.raises(StoreDataError, match=r"the row of a has unexpected data: it is not a value that we write"):
+        with pytest.raises(StoreDataError) as caught:
             states.get("a", 99)
+        assert caught.value.reason == "the row of a has unexpected data: it is not a value that we write"
 
 
 # --- statements -------------------------------------------------------------------------------------------------------
@@ -150,6 +162,20 @@ def test_the_keys_that_match_a_pattern_begin_with_what_comes_before_its_first_wi
     assert sql.beginning(matching) == begins
 
 
+def test_a_key_has_the_same_id_in_every_version() -> None:
+    """Else a new version would not find what an older one has counted."""
+    assert sql.state_id("quota:1:{user:1}:c:é") == "6a2f5daa0bfa78d1355e9cb8e6b4bb7e"
+
+
+@pytest.mark.parametrize(
+    ("subject", "lock"),
+    [("quota:1:{user:1", -6474825538802526386), ("quota:1:{user:2", 6457112946936749750), ("é", -3811523526868657873)],
+    ids=["1", "2", "3"],
+)
+def test_processes_of_two_versions_lock_a_subject_by_one_number(subject: str, lock: int) -> None:
+    assert sql.lock_of(subject) == lock
+
+
 @pytest.mark.parametrize("subject", ["quota:1:{user:1", "quota:1:{user:2", "é"])
 def test_the_lock_of_a_subject_is_a_signed_number_of_64_bits(subject: str) -> None:
     assert -(2**63) <= sql.lock_of(subject) < 2**63
@@ -163,7 +189,7 @@ def test_the_locks_of_subjects_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expires", "hour"), [(0, 1), (sql.SWEEP_HOUR - 1, 1), (sql.SWEEP_HOUR, 2)], ids=["at once", "before", "after"]
+    ("expires", "hour"), [(0, 1), (3_599_999_999, 1), (3_600_000_000, 2)], ids=["at once", "before", "after"]
 )
 def test_a_state_is_swept_from_the_hour_after_its_end(expires: int, hour: int) -> None:
     assert sql.upsert([StateRow("5", expires, "a")]).values[-1] == hour
@@ -209,7 +235,13 @@ class TestTheStatementsOfEvents:
 
         assert list(values[1:]) == ["log", "s", "r", 9]
 
-    @pytest.mark.parametrize("other", [("another", "s", "r"), ("log", "another", "r"), ("log", "s", "another")])
+    @pytest.mark.parametrize(
+        "other",
+        [
+            ("another", "s", "r"), ("log", "another", "r"), ("log", "s", "another"), ("logs", "", "r"),
+            ("log", "sr", ""), ("log", "r", "s"),
+        ],
+    )  # fmt: skip
     def test_name_no_two_bans_alike(self, other: tuple[str, str, str]) -> None:
         def names(log: str, subject: str, rule: str) -> Any:
             ((_, values),) = sql.log_events(log, [EventRecord("lifted", rule, subject)], 7, "0")

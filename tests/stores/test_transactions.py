@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from importlib.util import find_spec, module_from_spec
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -29,6 +30,7 @@ from django_quota.stores.database.store import ATTEMPTS, DatabaseStore, vendor_o
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.counts import keys_of
 from tests.support.outages import fail
+from tests.support.processes import forks, in_child
 from tests.support.steps import Clock
 
 KEYS = keys_of("quota:1:{user:1}:c:a")
@@ -250,7 +252,7 @@ class TestTheBreakers:
     def test_refuse_looks_at_a_database_that_does_not_answer_them(self, database: Database) -> None:
         fail(database.store._reading)
 
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailable, match="the database has failed several times in a row"):
             database.store.ping()
         assert database.done == []
 
@@ -308,6 +310,14 @@ class TestAsyncCalls:
 
         assert on_sqlite.run(Get(KEYS)) == [1, "5", 0]
 
+    @forks
+    def test_are_made_in_a_forked_process_too(self, database: Database) -> None:
+        """It has none of the threads of its parent."""
+        asyncio.run(database.store.arun(Get(KEYS)))
+
+        assert in_child(lambda: asyncio.run(database.store.arun(Get(KEYS)))[0]) == 1
+        database.store.close()
+
     def test_work_after_the_store_was_closed(self, database: Database) -> None:
         asyncio.run(database.store.arun(Get(KEYS)))
         database.store.close()
@@ -334,6 +344,21 @@ class TestTurns:
 
         with turns.held("a", far()):
             assert turns.are_taken(names) is are_taken
+
+    def test_are_taken_in_one_order_so_that_no_two_wait_for_each_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        turns, entered = Turns(1, "busy"), list[str]()
+        monkeypatch.setattr(turns, "enter", lambda name, until: entered.append(name))
+
+        turns.held("cab", far()).__enter__()
+
+        assert entered == ["a", "b", "c"]
+
+    @forks
+    def test_are_free_in_a_forked_process(self) -> None:
+        turns = Turns(1, "busy")
+
+        with turns.held("a", far()):
+            assert not in_child(lambda: turns.are_taken("a"))
 
     def test_change_hands_under_a_lock(self) -> None:
         turns = Turns(1, "busy")
@@ -524,7 +549,11 @@ class TestThePool:
     def test_says_how_many_connections_are_in_use_when_there_is_no_place(self) -> None:
         pool, _ = self.pool()
 
-        with pool.place(far()), pool.place(far()), pytest.raises(StoreBusy, match="all 2 connections of this process"):
+        with (
+            pool.place(far()),
+            pool.place(far()),
+            pytest.raises(StoreBusy, match=r": all 2 connections of this process to the database are in use$"),
+        ):
             pool.place(time.monotonic()).__enter__()
 
     def test_lets_a_forked_process_collect_none_of_its_connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,23 +578,59 @@ class TestThePool:
 
         assert (len(made), made[0].done) == (2, [])
 
+    @forks
+    def test_has_no_connection_in_a_forked_process(self) -> None:
+        pool, made = self.pool()
+        self.lend(pool)
+
+        def lend() -> int:
+            self.lend(pool)
+            return len(made)
+
+        assert in_child(lend) == 2
+
+
+# --- how long a site waits --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "seconds"),
+    [
+        ("connections", "TURN_WAIT", 1.0), ("connections", "REPLACE_AFTER_IDLE", 30.0), ("sqlite", "FILE_WAIT", 1.0),
+        ("postgresql", "LOCK_WAIT", 1.0), ("postgresql", "ANSWER_WAIT", 2.0),
+    ],
+)  # fmt: skip
+def test_a_site_waits_for_the_database_for_a_second_or_two(where: str, name: str, seconds: float) -> None:
+    """The tests wait longer, so this reads the module again."""
+    spec: Any = find_spec(f"django_quota.stores.database.{where}")
+    of_a_site = module_from_spec(spec)
+    spec.loader.exec_module(of_a_site)
+
+    assert getattr(of_a_site, name) == seconds
+
 
 # --- which database ---------------------------------------------------------------------------------------------------
 
 
 def test_an_alias_that_databases_does_not_have_is_a_clear_error() -> None:
-    with pytest.raises(ConfigurationError, match=r"""QUOTA\["DATABASE"\] is 'defualt', which DATABASES""") as caught:
+    with pytest.raises(ConfigurationError, match="DATABASES") as caught:
         vendor_of("defualt")
-    assert caught.value.hint == "Did you mean 'default'?"
+    assert str(caught.value) == (
+        """QUOTA["DATABASE"] is 'defualt', which DATABASES does not have. Did you mean 'default'?"""
+    )
 
 
 def test_a_database_of_another_kind_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     mysql = SimpleNamespace(vendor="mysql", display_name="MySQL")
     monkeypatch.setattr(connections, "create_connection", lambda _: mysql)
 
-    with pytest.raises(ConfigurationError, match=r"""DATABASES\['default'\] is MySQL""") as caught:
+    with pytest.raises(ConfigurationError, match="MySQL") as caught:
         vendor_of("default")
-    assert "PostgreSQL, and SQLite for one machine" in caught.value.hint
+    assert str(caught.value) == (
+        """QUOTA["STORE"] is "database", and DATABASES['default'] is MySQL. """
+        "It works with PostgreSQL, and SQLite for one machine. "
+        """Name such an alias in QUOTA["DATABASE"], or use Redis."""
+    )
 
 
 @pytest.mark.parametrize("name", ["NAME", "HOST", "PORT", "USER"])
@@ -601,6 +666,46 @@ class TestAFileOfStates:
         connection.rollback()
 
         assert connection.read(Statement("SELECT count(*) FROM django_quota_quotastate")) == [(1,)]
+
+    def test_is_opened_once(self, connection: SqliteConnection, on_sqlite: DatabaseStore) -> None:
+        on_sqlite.run(Set(KEYS, 6, LATER))
+
+        assert on_sqlite.pool._idle[0].connection is connection
+
+    def test_is_of_no_use_after_it_was_closed(self, connection: SqliteConnection) -> None:
+        connection.close()
+
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.read(Statement("SELECT 1"))
+
+    def test_is_waited_for_while_another_process_repairs_it(
+        self, connection: SqliteConnection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        busy = sqlite3.OperationalError("database is locked")
+        busy.sqlite_errorcode = sqlite3.SQLITE_BUSY_RECOVERY
+        found = Mock(fetchall=lambda: [(1,)])
+        database = Mock(execute=Mock(side_effect=[busy, found, found, found]))
+        monkeypatch.setattr(connection, "_connection", database)
+
+        assert connection.begin((), Statement("SELECT 1")) == [(1,)]
+
+    def test_is_opened_for_at_most_a_second(self, on_sqlite: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """By then another process may have made its tables."""
+        opened = Mock(side_effect=sqlite3.OperationalError)
+        monkeypatch.setattr(sqlite3, "connect", opened)
+        monkeypatch.setattr("django_quota.stores.database.sqlite.FILE_WAIT", 1.0)
+
+        with pytest.raises(sqlite3.OperationalError):
+            SqliteConnection("default")
+
+        assert opened.call_args.kwargs["timeout"] == 1.0
+
+    def test_finds_what_has_expired_without_reading_all(self, connection: SqliteConnection) -> None:
+        found = connection.read(Statement("SELECT name FROM sqlite_master WHERE type = 'index' AND sql <> ''"))
+
+        assert sorted(name for (name,) in found) == [
+            "django_quota_quotaban_until", "django_quota_quotaevent_order", "django_quota_quotastate_hour",
+        ]  # fmt: skip
 
     def test_needs_no_rollback_without_a_transaction(self, connection: SqliteConnection) -> None:
         connection.rollback()

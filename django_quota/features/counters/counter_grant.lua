@@ -21,7 +21,7 @@ if span > 0 then drawn[1] = { expires = expires, units = units, id = ARGV[5] } e
 local added = tools.credit(grants, ARGV[2], drawn)
 if added then return fault(added, 1) end
 expire(total_key, ttl)
-if grants.had_any or grants.live[1] then tools.write(grants, ttl) end
+tools.write(grants, ttl)
 local total = redis.call('GET', total_key)
 redis.call('SET', mark_key, total, 'PX', lifetime(ttl))
 return { DONE, total, 1 }

@@ -10,10 +10,10 @@ if problem then return problem end
 -- A key that is not a counter is reported even if nothing moves.
 local destination, other_problem = read_grants(2, 4)
 if other_problem then return other_problem end
-local tools, drawn = need_grants(), {}
+local tools = need_grants()
 if source.expired > 0 then total = tools.lower(source) end
 local is_enough = at_least(total or '0', ARGV[2])
-if is_enough then drawn = tools.use_up(source.live, tonumber(ARGV[2])) end
+local drawn = tools.use_up(source.live, tonumber(ARGV[2]))
 local failure = not is_enough and { TOO_FEW } or from_key == to_key and { DONE }
   or not tools.make_room(destination, #drawn) and { TOO_MANY, 4 }
 if not failure then
@@ -28,6 +28,6 @@ end
 redis.call('DECRBY', from_key, ARGV[2])
 expire(from_key, ARGV[3])
 expire(to_key, ARGV[3])
-if source.had_any then tools.write(source, ARGV[3]) end
-if destination.had_any or destination.live[1] then tools.write(destination, ARGV[3]) end
+tools.write(source, ARGV[3])
+tools.write(destination, ARGV[3])
 return { DONE }

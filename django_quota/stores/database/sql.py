@@ -109,7 +109,7 @@ BEFORE_ALL = "0" * 32
 
 def beginning(matching: str) -> str:
     """Return the string with which all keys that match a pattern begin."""
-    return re.split(r"[*?\[\\]", matching, maxsplit=1)[0]
+    return re.split(r"[*?\[\\]", matching)[0]
 
 
 def page_of_keys(start: str, after: str) -> Statement:
