@@ -88,42 +88,102 @@ def test_keys_begin_with_the_key_prefix_of_the_alias_that_counts(
     assert current().prefix == quota.get("PREFIX", "quota")
 
 
+HEADER = "Use the name of a header with one address, for example 'CF-Connecting-IP'. Leave it out for X-Forwarded-For."
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("CACHE", None, "Use, for example, 'default'"), ("ENABLED", 1, "Use True or False"),
-        ("STORE", "postgres", "'redis', 'database' or 'memory'"), ("PREFIX", "a{b", "without braces"),
-        ("IPV6_PREFIX", 0, "from 1 to 128"), ("IPV6_PREFIX", True, "for example 64"),
-        ("EVENT_DAYS", 0, "from 1 to 400"), ("EVENT_DAYS", "30", "for example 30"),
-        ("EVENT_REQUESTS", 1, "Use True or False"),
-        ("IPV4_PREFIX", 33, "from 1 to 32"), ("IPV4_PREFIX", "24", "for example 24"),
-        ("TRUSTED_PROXY_COUNT", -1, "from 0 to 32"), ("CLIENT_IP_HEADER", None, "Use the name of a header"),
-        ("CLIENT_IP_HEADER", "HTTP_CF_CONNECTING_IP", "for example 'CF-Connecting-IP'"),
-        ("CLIENT_IP_HEADER", "x-forwarded-for", "Leave it out"), ("CLIENT_IP_HEADER", "Forwarded", "Leave it out"),
-        ("CLIENT_IP_HEADER", "X-Real-IP", "TRUSTED_PROXIES is empty, so the header would be ignored"),
-        ("TIME_ZONE", "Mars/Base", "Use, for example, 'UTC' or 'Europe/Berlin'"),
-        ("ON_UNAVAILABLE", "open", "'allow', 'deny' or 'local'"), ("DIGEST_KEY", b"x", "a long random string"),
-        ("METRICS_TOKEN", "a" * 15, "at least 16 random"), ("METRICS_TOKEN", "a b" * 9, "at least 16 random"),
-        ("TRUSTED_PROXIES", "10.0.0.0/8", r"Use a list of networks, for example \['10.0.0.0/8', 'unix'\]"),
-        ("TRUSTED_PROXIES", ["10.0.0.1/8"], "host bits"), ("TRUSTED_PROXIES", ["nginx"], "'nginx'"),
-        ("TRUSTED_PROXIES", [None], "holds None"), ("TEMPLATE", 429, "Use, for example, '429.html'"),
-        ("RULES", ["10/m"], "Use a dict, for example {'search': '10/m'}"),
-        ("DATABASE", 5, r"is 5\. Use, for example, 'default'"), ("LEGACY_HEADERS", 1, "Use True or False"),
-        ("HEADERS", "draft-3", "is 'draft-3'. Use True, False or 'draft-11'"), ("HEADERS", 1, "Use True, False or"),
-        ("EVENTS", "many", "for example 10000"), ("MEMORY_KEYS", 1e6, "for example 100000"),
-        ("TRUSTED_PROXY_COUNT", None, r"for example 1\."), ("CREDITS_STATUS", True, "Use 429, or 402"),
-        ("CREDITS_STATUS", 429.0, "Use 429, or 402"), ("TEMPLATE", " ", "for example, '429.html'"),
-        ("TEMPLATE", "a\n.html", "for example, '429.html'"), ("EXEMPT", "10.0.0.0/8", "Use a list of networks"),
-        ("CLIENT_IP_HEADER", "X_Real_IP", "name of a header"), ("CLIENT_IP_HEADER", "X-Real-", "name of a header"),
+        ("CACHE", None, "is None. Use, for example, 'default'."),
+        ("ENABLED", 1, "is 1. Use True or False."),
+        ("STORE", "postgres", "is 'postgres'. Use 'redis', 'database' or 'memory'."),
+        ("PREFIX", "a{b", "is 'a{b'. Use a string without braces, for example 'quota'."),
+        ("IPV6_PREFIX", 0, "is 0. Use a number from 1 to 128, for example 64."),
+        ("IPV6_PREFIX", True, "is True. Use a number from 1 to 128, for example 64."),
+        ("EVENT_DAYS", 0, "is 0. Use a number from 1 to 400, for example 30."),
+        ("EVENT_DAYS", "30", "is '30'. Use a number from 1 to 400, for example 30."),
+        ("EVENT_REQUESTS", 1, "is 1. Use True or False."),
+        ("IPV4_PREFIX", 33, "is 33. Use a number from 1 to 32, for example 24."),
+        ("IPV4_PREFIX", "24", "is '24'. Use a number from 1 to 32, for example 24."),
+        ("TRUSTED_PROXY_COUNT", -1, "is -1. Use a number from 0 to 32, for example 1."),
+        ("CLIENT_IP_HEADER", None, f"is None. {HEADER}"),
+        ("CLIENT_IP_HEADER", "HTTP_CF_CONNECTING_IP", f"is 'HTTP_CF_CONNECTING_IP'. {HEADER}"),
+        ("CLIENT_IP_HEADER", "x-forwarded-for", f"is 'x-forwarded-for'. {HEADER}"),
+        ("CLIENT_IP_HEADER", "Forwarded", f"is 'Forwarded'. {HEADER}"),
+        (
+            "CLIENT_IP_HEADER",
+            "X-Real-IP",
+            (
+                "is 'X-Real-IP', but TRUSTED_PROXIES is empty, so the header would be ignored. Name the proxies "
+                'that set it, for example "TRUSTED_PROXIES": ["10.1.2.0/24"].'
+            ),
+        ),
+        ("TIME_ZONE", "Mars/Base", "is 'Mars/Base'. Use, for example, 'UTC' or 'Europe/Berlin'."),
+        ("ON_UNAVAILABLE", "open", "is 'open'. Use 'allow', 'deny' or 'local'."),
+        ("DIGEST_KEY", b"x", "has a wrong value, which is not shown. Use a long random string."),
+        (
+            "METRICS_TOKEN",
+            "a" * 15,
+            "has a wrong value, which is not shown. Use at least 16 random letters and digits.",
+        ),
+        (
+            "METRICS_TOKEN",
+            "a b" * 9,
+            "has a wrong value, which is not shown. Use at least 16 random letters and digits.",
+        ),
+        (
+            "TRUSTED_PROXIES",
+            "10.0.0.0/8",
+            "is '10.0.0.0/8'. Use a list of networks, for example ['10.0.0.0/8', 'unix'].",
+        ),
+        (
+            "TRUSTED_PROXIES",
+            ["10.0.0.1/8"],
+            (
+                "holds '10.0.0.1/8': 10.0.0.1/8 has host bits set. Use a network such as '10.0.0.0/8', an address "
+                "or 'unix'."
+            ),
+        ),
+        (
+            "TRUSTED_PROXIES",
+            ["nginx"],
+            (
+                "holds 'nginx': 'nginx' does not appear to be an IPv4 or IPv6 network. Use a network such as "
+                "'10.0.0.0/8', an address or 'unix'."
+            ),
+        ),
+        (
+            "TRUSTED_PROXIES",
+            [None],
+            ("holds None: it is NoneType, not a string. Use a network such as '10.0.0.0/8', an address or 'unix'."),
+        ),
+        ("TEMPLATE", 429, "is 429. Use, for example, '429.html'."),
+        ("RULES", ["10/m"], "is ['10/m']. Use a dict, for example {'search': '10/m'}."),
+        ("DATABASE", 5, "is 5. Use, for example, 'default'."),
+        ("LEGACY_HEADERS", 1, "is 1. Use True or False."),
+        ("HEADERS", "draft-3", "is 'draft-3'. Use True, False or 'draft-11'."),
+        ("HEADERS", 1, "is 1. Use True, False or 'draft-11'."),
+        ("EVENTS", "many", "is 'many'. Use a number from 0 to 10000000, for example 10000."),
+        ("MEMORY_KEYS", 1e6, "is 1000000.0. Use a number from 1000 to 100000000, for example 100000."),
+        ("TRUSTED_PROXY_COUNT", None, "is None. Use a number from 0 to 32, for example 1."),
+        ("CREDITS_STATUS", True, "is True. Use 429, or 402 (Payment required)."),
+        ("CREDITS_STATUS", 429.0, "is 429.0. Use 429, or 402 (Payment required)."),
+        ("TEMPLATE", " ", "is ' '. Use, for example, '429.html'."),
+        ("TEMPLATE", "a\n.html", "is 'a\\n.html'. Use, for example, '429.html'."),
+        ("EXEMPT", "10.0.0.0/8", "is '10.0.0.0/8'. Use a list of networks, for example ['10.0.0.0/8']."),
+        ("CLIENT_IP_HEADER", "X_Real_IP", f"is 'X_Real_IP'. {HEADER}"),
+        ("CLIENT_IP_HEADER", "X-Real-", f"is 'X-Real-'. {HEADER}"),
     ],
-)  # fmt: skip
+)
 def test_the_error_of_a_wrong_setting_says_how_to_correct_it(
     settings: Any, name: str, value: object, text: str
 ) -> None:
     settings.QUOTA = {name: value}
-    with pytest.raises(ConfigurationError, match=text) as caught:
+
+    with pytest.raises(ConfigurationError) as caught:
         getattr(current(), name.lower())
-    assert f'QUOTA["{name}"]' in str(caught.value)
+
+    assert str(caught.value) == f'QUOTA["{name}"] {text}'
 
 
 @pytest.mark.parametrize(
