@@ -14,6 +14,7 @@ from django_quota import check
 from django_quota.adapters import client_ip
 from django_quota.conf import (
     DEFAULT_LOGIN,
+    KNOWN_SETTINGS,
     current,
     force_enabled,
     import_function,
@@ -46,10 +47,51 @@ def test_overridden_settings_are_read_at_once() -> None:
         assert current().prefix == "outer"
 
 
+DEFAULTS: dict[str, Any] = {
+    "cache": "default", "cache_refusals": 0, "client_ip_header": "", "credits_status": 429, "database": "default",
+    "digest_key": "the key of the site", "enabled": True, "event_days": 90, "event_requests": True, "events": 10_000,
+    "exempt": (), "headers": "draft-11", "ipv4_prefix": 32, "ipv6_prefix": 64, "legacy_headers": False,
+    "memory_keys": 100_000, "metrics_token": "", "on_unavailable": "allow", "prefix": "quota", "redis": None,
+    "related": None, "response": None, "rules": {}, "store": "redis", "template": "429.html",
+    "time_zone": "Asia/Tokyo", "trusted_proxies": (), "trusted_proxy_count": 0,
+}  # fmt: skip
+
+
 def test_a_site_without_the_setting_has_the_defaults(settings: Any) -> None:
     del settings.QUOTA
+    settings.SECRET_KEY, settings.TIME_ZONE = "the key of the site", "Asia/Tokyo"
 
-    assert (current().prefix, current().rules) == ("quota", {})
+    assert {name.lower(): getattr(current(), name.lower()) for name in KNOWN_SETTINGS if name != "LOGIN"} == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("of_site", "of_logins"), [("allow", "local"), ("deny", "deny"), ("local", "local")], ids=["allow", "deny", "local"]
+)
+def test_a_site_without_the_setting_limits_failed_logins(of_site: str, of_logins: str, settings: Any) -> None:
+    settings.QUOTA = {"ON_UNAVAILABLE": of_site}
+
+    assert [(rule.name, rule.key, *map(str, rule.rates), rule.on_unavailable) for rule in current().login] == [
+        ("login-username-ip", ("login:username", "ip"), "5/10m", of_logins),
+        ("login-username", "login:username", "100/h", of_logins),
+        ("login-ip", "ip", "30/h", of_logins),
+    ]
+
+
+@pytest.mark.parametrize("changed", ["SECRET_KEY", "TIME_ZONE", "CACHES", "QUOTA"])
+def test_the_settings_are_read_again_after_a_change_of(changed: str, settings: Any) -> None:
+    before = current()
+
+    setattr(settings, changed, getattr(settings, changed))
+
+    assert current() is not before
+
+
+def test_the_settings_are_kept_after_a_change_of_another_setting(settings: Any) -> None:
+    before = current()
+
+    settings.LANGUAGE_CODE = "de"
+
+    assert current() is before
 
 
 def test_the_time_zone_of_the_site_is_read_at_once(settings: Any) -> None:
@@ -385,6 +427,7 @@ class Late:
 LATE: Any = Late()
 RULES = {"search": "5/m", "export": {"at_once": 2}}
 NOT_A_RATE = "QUOTA[\"RULES\"]['export'] is a concurrency limit (at_once), not a rate. Name a rule with a rate."
+LOGIN_EXAMPLE = "Use, for example, {'5/10m': ['username', 'ip'], '100/h': 'username', '30/h': 'ip'}."
 REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's options, or a sync function."
 
 
@@ -469,6 +512,73 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
             "login",
             f"QUOTA[\"LOGIN\"] has 'xyz', which is not a rate. Use, for example, {DEFAULT_LOGIN}.",
             id="not a rate of logins",
+        ),
+        pytest.param(
+            {"LOGIN": "5/m"},
+            "login",
+            f"QUOTA[\"LOGIN\"] is '5/m', not a dict of limits. {LOGIN_EXAMPLE}",
+            id="a rate in place of limits of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {"shadow": True}},
+            "login",
+            f'QUOTA["LOGIN"] has no limit. {LOGIN_EXAMPLE}',
+            id="no limit of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {"exmpt": "ip"}},
+            "login",
+            "QUOTA[\"LOGIN\"] has 'exmpt', which is not a rate. Did you mean 'exempt'?",
+            id="a misspelled option of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {5: "ip"}},
+            "login",
+            f'QUOTA["LOGIN"] has 5, which is not a rate. {LOGIN_EXAMPLE}',
+            id="a number as a rate of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {"5/mx": "ip"}},
+            "login",
+            "QUOTA[\"LOGIN\"]: '5/mx' is not a rate: 'mx' is not a unit (at position 2). "
+            "Units, in lower case: s, m, h, d, w (or in full), month, year.",
+            id="a wrong rate of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {"5/m": "username", "ban": {"after": "5/m", "for": "1h"}}},
+            "login",
+            'QUOTA["LOGIN"] has "ban", but no limit by "ip": a user name alone is never banned. ' + LOGIN_EXAMPLE,
+            id="a ban of a user name",
+        ),
+        *(
+            pytest.param(
+                {"LOGIN": {"5/m": "ip", "exempt": exempt}},
+                "login",
+                f'QUOTA["LOGIN"] has exempt={exempt!r}, but nobody is logged in yet. '
+                "Name networks, for example ['198.51.100.0/24'].",
+                id=f"logins of {name} exempt",
+            )
+            for name, exempt in (("staff", "staff"), ("a function", print))
+        ),
+        pytest.param(
+            {"LOGIN": {"5/m": "email"}},
+            "login",
+            "QUOTA[\"LOGIN\"]['5/m'] is 'email'. Use 'username', 'ip' or ['username', 'ip'].",
+            id="another key of logins",
+        ),
+        pytest.param(
+            {"CACHE_REFUSALS": 61},
+            "cache_refusals",
+            'QUOTA["CACHE_REFUSALS"]=61 is not a duration from 0 to 1 minute. '
+            "Use, for example, 1.0, '10s' or 0 for never.",
+            id="a long time to repeat refusals",
+        ),
+        pytest.param(
+            {"RESPONSE": answer_late},
+            "response",
+            f'QUOTA["RESPONSE"] is {answer_late!r}. Use a sync function (request, decision) -> HttpResponse, or its '
+            "dotted path.",
+            id="an async function that answers",
         ),
         pytest.param(
             {"LOGIN": {"5/m": []}},
@@ -582,7 +692,12 @@ def test_a_path_that_leads_to_no_function_is_an_error(option: str, given: str, e
         pytest.param("rate", ("json.dumps",), [json.dumps], id="a tuple of rates"),
         pytest.param("rate", "10/m", "10/m", id="a plain rate"),
         pytest.param("exempt", {"json.dumps"}, [json.dumps], id="a set of what is exempt"),
+        pytest.param("exempt", frozenset({"json.dumps"}), [json.dumps], id="a frozenset of what is exempt"),
+        pytest.param("exempt", "json.dumps", json.dumps, id="who is exempt"),
         pytest.param("exempt", ["10.0.0.0/8"], ["10.0.0.0/8"], id="a network"),
+        pytest.param("rate", {"pro": "json.dumps"}, {"pro": "json.dumps"}, id="rates by tier"),
+        pytest.param("rate", {"json.dumps"}, {"json.dumps"}, id="a set of rates"),
+        pytest.param("key", "json.dumps", "json.dumps", id="a key, which others read"),
         pytest.param("match", "json.dumps", "json.dumps", id="an option that takes no function"),
     ],
 )
@@ -636,6 +751,27 @@ def test_a_call_with_something_that_is_not_a_rule_is_an_error(
         rule_of(given, options)
 
     assert str(caught.value) == error
+
+
+@pytest.mark.parametrize(
+    ("rate", "options", "name"),
+    [
+        ("10 per minute", {}, "10/m"), ("10/s;500/h", {}, "10/s; 500/h"), (None, {}, "unlimited"),
+        ({"anonymous": "1/m", "authenticated": None}, {}, "1/m for anonymous, unlimited for authenticated"),
+        (json.dumps, {}, "json.dumps"), ("10/m", {"name": "api"}, "api"), (lambda request: "5/m", {"name": "a"}, "a"),
+    ],
+    ids=["a rate", "rates", "none", "rates by tier", "a function", "a name", "a lambda with a name"],
+)  # fmt: skip
+def test_a_rule_of_a_call_is_named_by_its_rate_unless_it_has_a_name(rate: Any, options: Any, name: str) -> None:
+    assert rule_of(rate, options).name == name
+
+
+def test_a_rate_with_the_same_options_in_any_order_is_one_rule() -> None:
+    ban = {"after": "5/m", "for": "1h"}
+
+    one, other = rule_of("10/m", {"shadow": True, "ban": ban}), rule_of("10/m", {"ban": ban, "shadow": True})
+
+    assert one is other
 
 
 def test_a_call_with_a_lambda_as_its_rate_needs_a_name() -> None:
