@@ -138,6 +138,41 @@ def test_a_part_stays_when_a_setting_changes_that_it_does_not_depend_on() -> Non
     assert (part.get() is made, closed) == (False, [made])
 
 
+def test_a_part_is_made_again_after_any_change_unless_it_says_on_what_it_depends() -> None:
+    closed: list[object] = []
+    runtime = Runtime()
+    part = runtime.part(object, end=closed.append)
+    made = part.get()
+
+    setting_changed.send(None, setting="SHOP", value=1, enter=True)
+
+    assert (part.get() is made, closed) == (False, [made])
+
+
+def test_a_part_that_is_not_made_yet_ends_nothing() -> None:
+    closed: list[object] = []
+    runtime = Runtime()
+    part = runtime.part(object, end=closed.append)
+
+    part.forget()
+
+    assert (closed, part.made) == ([], None)
+
+
+def test_the_parts_of_a_runtime_end_each_for_itself() -> None:
+    closed: list[object] = []
+    runtime = Runtime()
+    one, other = (
+        runtime.part(lambda name=name: name, depends=lambda made, setting: made == setting, end=closed.append)
+        for name in ("SHOP", "CART")
+    )
+    found = [one.get(), other.get()]
+
+    setting_changed.send(None, setting="CART", value=1, enter=True)
+
+    assert (found, closed) == (["SHOP", "CART"], ["CART"])
+
+
 @forks
 def test_a_forked_process_makes_its_parts_though_another_thread_was_making_one() -> None:
     runtime = Runtime()
@@ -240,6 +275,14 @@ class TestATestRunner:
         monkeypatch.setitem(connections.settings, "default", {**connections.settings["default"], "CONN_MAX_AGE": 60})
 
         assert (runtime.is_of_site("default"), runtime.is_tested()) == (True, False)
+
+    def test_is_not_seen_by_an_alias_that_is_no_longer_there(
+        self, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert runtime.site is not None
+        runtime.site = runtime.site._replace(databases={"gone": ("", "", "", "")})
+
+        assert (runtime.is_of_site("gone"), runtime.is_tested()) == (True, False)
 
     def test_an_alias_that_was_added_later_is_one_of_the_site(self, runtime: Runtime) -> None:
         assert runtime.is_of_site("added later")

@@ -352,6 +352,15 @@ def test_a_moment_outside_the_periods_that_a_caller_sends_is_reported(
     assert [name for name, now in moments.items() if limit.algorithm.is_outside(p, now)] == outside
 
 
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "calendar"])
+def test_the_parameters_of_other_algorithms_hold_at_any_moment(algorithm: Any) -> None:
+    limit = Rule.make("rule", "5/m", algorithm=algorithm).limits[0]
+    p = limit.parameters(START)
+
+    assert [limit.algorithm.is_outside(p, now) for now in (0, START, START + 10 * HOUR)] == [False] * 3
+    assert limit.parameters(START + 10 * HOUR) == p
+
+
 def test_a_hit_in_the_next_period_counts_in_that_one() -> None:
     limit = Rule.make("rule", "5/h", algorithm="calendar").limits[0]
     p = limit.parameters(moment("2026-11-21T12:30+00:00"))
@@ -377,10 +386,14 @@ def test_a_window_that_does_not_fit_the_calendar_is_refused(rate: str) -> None:
 
 
 def test_the_error_of_a_window_that_does_not_fit_the_calendar_points_at_the_window() -> None:
-    with pytest.raises(RateError, match=r"Use, for example, '10/15m', '100/6h', '1000/day' or '5000/month'") as caught:
+    with pytest.raises(RateError) as caught:
         Rule.make("rule", "100/7s", algorithm="calendar")
 
-    assert caught.value.position == len("100/")
+    assert str(caught.value) == (
+        "'100/7s' is not a rate: its window does not fit the calendar (at position 4). "
+        "Seconds must divide a minute, minutes an hour, hours a day and months a year; days, weeks and years come one "
+        "at a time. Use, for example, '10/15m', '100/6h', '1000/day' or '5000/month'."
+    )
 
 
 @pytest.mark.parametrize(

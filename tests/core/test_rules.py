@@ -75,6 +75,12 @@ def test_a_rule_has_one_limit_for_each_rate() -> None:
         pytest.param("5/m", {"algorithm": "token_bucket"}, ["tb.60s"], id="token_bucket"),
         pytest.param("5/m", {"algorithm": "leaky_bucket"}, ["lb.60s"], id="leaky_bucket"),
         pytest.param("5/15m", {"algorithm": "calendar"}, ["cal.15minute.UTC"], id="calendar"),
+        pytest.param(
+            "5/30s; 5/12h; 5/d; 5/week; 5/6 months; 5/year",
+            {"algorithm": "calendar"},
+            ["cal.30second.UTC", "cal.12hour.UTC", "cal.1day.UTC", "cal.1week.UTC", "cal.6month.UTC", "cal.1year.UTC"],
+            id="each unit of the calendar",
+        ),
         pytest.param("5/d", {"algorithm": "calendar", "tz": "Asia/Tokyo"}, ["cal.1day.Asia/Tokyo"], id="a zone"),
         pytest.param(
             "5/h; 9/month",
@@ -611,12 +617,67 @@ def test_where_a_rule_applies_is_only_for_the_settings(option: str) -> None:
         Rule.make("r", "10/m", **{option: "/"})
 
 
+TOO_MANY = (
+    "'1000001/s' is not a rate: it is more than one a microsecond, the finest that '%s' spaces (at position 0). "
+    "Use algorithm='sliding_window'."
+)
+
+
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+class TestTheBoundsOfABucket:
+    @pytest.mark.parametrize(
+        ("rate", "burst"),
+        [("1000000/s", None), ("60000000/m", None), ("5/m", 1), ("1000000/s", 10**12), ("0/m", 5)],
+        ids=["one a microsecond", "a minute of them", "the least burst", "the largest burst", "no rate"],
+    )
+    def test_each_makes_a_rule(self, rate: str, burst: int | None, algorithm: Any) -> None:
+        assert Rule.make("r", rate, algorithm=algorithm, burst=burst).burst == burst
+
+    @pytest.mark.parametrize(
+        ("rate", "burst", "says"),
+        [
+            (
+                "1000001/s",
+                None,
+                TOO_MANY,
+            ),
+            ("5/m", 0, "burst=0 is not from 1 to 1000000000000. Use, for example, 5."),
+            ("0/m", 0, "burst=0 is not from 1 to 1000000000000. Use, for example, 1."),
+            ("5/m", 10**12 + 1, "burst=1000000000001 is not from 1 to 1000000000000. Use, for example, 5."),
+        ],
+        ids=["more than one a microsecond", "no burst", "no burst of no rate", "too large a burst"],
+    )
+    def test_a_value_outside_of_them_is_an_error(self, rate: str, burst: int | None, says: str, algorithm: Any) -> None:
+        with pytest.raises(RuleError) as refused:
+            Rule.make("r", rate, algorithm=algorithm, burst=burst)
+
+        assert str(refused.value) == says.replace("%s", algorithm)
+
+
+def test_a_limit_is_shown_by_its_rate_its_algorithm_and_its_rule() -> None:
+    assert repr(Rule.make("r", "10/m").limits[0]) == "<Limit 10/m by sliding_window of 'r'>"
+
+
+def test_a_limit_names_its_algorithm_and_what_it_counts() -> None:
+    limit = Rule.make("r", "10/m", algorithm="token_bucket").limits[0]
+
+    assert (limit.algorithm_name, limit.unit) == ("token_bucket", "requests")
+
+
+def test_equal_limits_are_one_in_a_set() -> None:
+    limits = [
+        Rule.make(name, rate).limits[0] for name, rate in (("r", "5/m"), ("r", "5/m"), ("s", "5/m"), ("r", "6/m"))
+    ]
+
+    assert len(set(limits)) == 3
+
+
 def test_a_bucket_refills_within_ten_years() -> None:
     """The error names the largest burst, which fits."""
     with pytest.raises(RuleError) as refused:
         Rule.make("r", "1/d", algorithm="token_bucket", burst=3_661)
 
-    assert "takes over ten years to refill. Use at most 3660." in str(refused.value)
+    assert str(refused.value) == "burst=3661 at '1/d' takes over ten years to refill. Use at most 3660."
     assert Rule.make("r", "1/d", algorithm="token_bucket", burst=3_660).burst == 3_660
 
 
@@ -1393,9 +1454,15 @@ def test_a_factor_changes_a_bucket(algorithm: Any) -> None:
 @pytest.mark.parametrize("text", ["10/month", "10 per year"])
 def test_a_month_is_never_read_as_a_minute(text: str, algorithm: str) -> None:
     """Only the calendar algorithm takes months and years."""
-    with pytest.raises(RateError, match="calendar") as caught:
+    rate = parse_rate(text)
+
+    with pytest.raises(RateError) as caught:
         Rule.make("r", text, algorithm=algorithm)
-    assert str(parse_rate(text)) in str(caught.value)
+
+    assert str(caught.value) == (
+        f"'{rate}' is not a rate: '{algorithm}' does not count in {rate.unit}s (at position 3). "
+        "Use algorithm='calendar', or seconds to weeks: for example, '10/30d'."
+    )
 
 
 @pytest.mark.parametrize("value", [600, timedelta(minutes=10), "10m", " 600 seconds "])
