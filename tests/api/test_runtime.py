@@ -50,6 +50,19 @@ print(*ours([setting_changed]))
 """
 
 
+STARTED = """
+import django
+from django.conf import settings
+from django.core import signals
+from django.db.models import signals as of_rows
+settings.configure(INSTALLED_APPS=["django_quota"], QUOTA={"STORE": "memory"})
+django.setup()
+each = {**vars(signals), **vars(of_rows)}
+names = ["request_started", "request_finished", "post_save", "post_migrate"]
+print(*sorted({f"{name}:{found.rpartition('.')[0]}" for name in names for found in ours([each[name]])}))
+"""
+
+
 def receivers(code: str) -> list[str]:
     command = [sys.executable, "-c", OURS + code]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -61,6 +74,15 @@ def test_importing_the_package_connects_no_signal() -> None:
 
 def test_one_receiver_hears_of_changes_of_settings() -> None:
     assert receivers(INSTALLED) == ["django_quota.runtime.Runtime._see_change"]
+
+
+def test_an_installed_app_hears_of_requests_and_of_rows_before_it_is_used() -> None:
+    assert receivers(STARTED) == [
+        "post_migrate:django_quota.limiting.override_rows",
+        "post_save:django_quota.limiting.override_rows",
+        "request_finished:django_quota.features.request_end",
+        "request_started:django_quota.features.request_end",
+    ]
 
 
 @pytest.mark.usefixtures("memory_store")
