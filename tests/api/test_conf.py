@@ -1,8 +1,10 @@
 """The settings, live and typed; and the client's address, which they steer, with the proxies that they should name."""
 
 import json
+import reprlib
 import subprocess
 import sys
+from functools import partial
 from ipaddress import ip_network
 from traceback import walk_tb
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 
 from django_quota import check
-from django_quota.adapters import client_ip
+from django_quota.adapters import client_ip, dotted_path
 from django_quota.conf import (
     DEFAULT_LOGIN,
     KNOWN_SETTINGS,
@@ -774,9 +776,16 @@ def test_a_rate_with_the_same_options_in_any_order_is_one_rule() -> None:
     assert one is other
 
 
-def test_a_call_with_a_lambda_as_its_rate_needs_a_name() -> None:
-    with pytest.raises(RuleError, match=r"a lambda has no name to count under\. Add name='\.\.\.'\.$"):
-        rule_of(lambda request: "5/m", {})
+@pytest.mark.parametrize("wrap", [lambda rate: rate, partial], ids=["itself", "in a partial"])
+def test_a_call_with_a_lambda_as_its_rate_needs_a_name(wrap: Any) -> None:
+    rate = wrap(lambda request: "5/m")
+
+    with pytest.raises(RuleError) as caught:
+        rule_of(rate, {})
+
+    assert str(caught.value) == (
+        f"{reprlib.repr(dotted_path(rate))} is not a rate: a lambda has no name to count under. Add name='...'."
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Rule
-from django_quota.core.algorithms import NEVER
+from django_quota.core.algorithms import NEVER, REGISTRY
 from django_quota.core.algorithms.calendar import edges, is_zone
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import ALLOWED, RETRY_WITH
@@ -23,6 +23,30 @@ from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START, Spec
 
 HOUR, DAY = 3_600 * SECOND, 86_400 * SECOND
 BUCKET = {"algorithm": "token_bucket"}
+
+
+@pytest.mark.parametrize(
+    ("name", "of_keys", "takes", "bound"),
+    [
+        ("sliding_window", "sw", {"precision"}, "limit"),
+        ("fixed_window", "fw", set(), "2 * limit"),
+        ("calendar", "cal", {"tz", "starts"}, "limit a period"),
+        ("token_bucket", "tb", {"burst"}, "burst + limit"),
+        ("leaky_bucket", "lb", {"burst"}, "limit (+ cost - 1), once each has waited its delay"),
+        ("distinct", "dv", set(), "limit different values"),
+        ("stock", "c", set(), "what the counter holds"),
+    ],
+)
+def test_an_algorithm_is_known_by_its_name_with_its_options_and_its_bound(
+    name: str, of_keys: str, takes: set[str], bound: str
+) -> None:
+    found = REGISTRY[name]
+
+    assert (found.name, found.code, found.takes, found.bound) == (name, of_keys, takes, bound)
+
+
+def test_the_decision_script_knows_these_algorithms() -> None:
+    assert [*REGISTRY] == [*ALGORITHMS, "distinct", "subscription", "stock"]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -240,6 +240,14 @@ def test_a_limit_of_slots_is_shown_where_others_have_a_rate(slots: int, words: s
     assert str(Concurrency("export", slots).rate) == words
 
 
+def test_a_limit_of_slots_has_the_attributes_of_a_limit() -> None:
+    limit = Concurrency("export", 3)
+
+    assert (limit.rule, limit.capacity, limit.algorithm_name, limit.unit, limit.window, limit.rate.window) == (
+        "export", 3, "concurrency", "concurrent-requests", None, "at-once",
+    )  # fmt: skip
+
+
 def test_a_decision_is_shown_with_all_that_it_says() -> None:
     decision = Decision.of((refused("a"),), degraded=True)
 

@@ -842,6 +842,55 @@ def test_a_shadow_rule_warns_at_no_share() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "encoded", "lowest"),
+    [
+        ({}, (), "800"), ({"warn_at": None}, (), "0"), ({"warn_at": [0.8, 0.5]}, ("shares", "500,800"), "500"),
+        ({"ban": {"after": "20/m", "for": ["10m", "1h"]}},
+         ("ban", "20", "60000000", "0", "600000000,3600000000"), "800"),
+        ({"ban": {"after": "200/100s", "for": "1h"}}, ("ban", "200", "100000000", "1000000", "3600000000"), "800"),
+        ({"ban": BAN, "warn_at": [0.8, 0.5]},
+         ("shares", "500,800", "ban", "20", "60000000", "0", "3600000000"), "500"),
+        ({"ban": BAN, "shadow": True}, ("quiet",), "0"),
+    ],
+    ids=["nothing", "no warnings", "several shares", "a ban", "a ban after many refusals", "both", "a shadow rule"],
+)  # fmt: skip
+def test_a_rule_is_sent_with_its_warnings_and_its_ban(options: Any, encoded: tuple[str, ...], lowest: str) -> None:
+    rule = Rule.make("r", "10/m", **options)
+
+    assert (rule.encoded, rule.lowest_warn_share) == (encoded, lowest)
+
+
+@pytest.mark.parametrize(
+    ("options", "settles"),
+    [({"settle": named}, True), ({"count_when": named}, True), ({"cost": named}, False)],
+    ids=["settle", "count_when", "neither"],
+)
+def test_a_rule_that_looks_at_the_response_settles(options: Any, settles: bool) -> None:
+    assert Rule.make("r", "10/m", **options).settles is settles
+
+
+@pytest.mark.parametrize(
+    ("rate", "is_long"),
+    [
+        ("9/week", True), ("5/h; 9/month", True), ("9/year", True), ("9/d", False), (None, False), (named, False),
+        ({"anonymous": "5/h", "authenticated": "9/month"}, True), (TIERS, False),
+    ],
+    ids=["a week", "a month", "a year", "a day", "no rate", "of a function", "of a tier", "of no tier"],
+)  # fmt: skip
+def test_a_rule_of_a_week_a_month_or_a_year_has_a_long_period(rate: Any, is_long: bool) -> None:
+    assert Rule.make("r", rate, algorithm="calendar").has_long_period is is_long
+
+
+def test_the_rule_of_a_day_is_made_once() -> None:
+    rule = Rule.make("r", "9/month", algorithm="calendar", starts=named)
+
+    first = rule.starting(THE_31ST)
+
+    assert rule.starting(THE_31ST) is first
+    assert rule.starting(date(2026, 2, 1)) is not first
+
+
+@pytest.mark.parametrize(
     ("options", "kind"),
     [
         ({"key": "post:phone"}, "post"), ({"key": "json:user.phone"}, "json"), ({"key": ["json:a", "post:b"]}, "post"),
