@@ -158,6 +158,14 @@ def test_a_tier_without_a_limit_counts_nothing_where_counts_could_not_be_kept(op
     assert rule.tiers["pro"].counting == ()
 
 
+def test_a_rule_without_rates_by_tier_has_no_tiers() -> None:
+    assert (Rule.make("r", "10/m").tiers, Rule.make("r", None).tiers) == ({}, {})
+
+
+def test_a_rule_counts_up_to_ten_thousand_different_values() -> None:
+    assert Rule.make("r", "10000/d", distinct=True).limits[0].capacity == 10_000
+
+
 @pytest.mark.parametrize("rates", [(), (None,)], ids=["no rate", "None"])
 def test_an_unlimited_rule_has_no_limits(rates: Any) -> None:
     assert Rule.make("r", *rates).limits == ()
@@ -518,7 +526,7 @@ def test_shares_by_tier_need_rates_that_are_the_same_for_all_tiers(rates: Any) -
         ("daily", True), ("daily", False), ("daily", None),
         ("on_unavailable", "allow"), ("on_unavailable", "deny"), ("on_unavailable", "local"),
         ("precision", 1), ("precision", 1_000),
-        ("prefetch", 0.02),
+        ("prefetch", 0.02), ("prefetch", 3),
         ("ban", {"after": "1/m", "for": ["1h"] * 16}),
         ("store", "database"),
     ],
