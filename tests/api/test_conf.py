@@ -17,12 +17,14 @@ from django_quota.adapters import client_ip, dotted_path
 from django_quota.conf import (
     DEFAULT_LOGIN,
     KNOWN_SETTINGS,
+    LOGIN_BACKEND,
     current,
     force_enabled,
     import_function,
     import_option,
     is_async_callable,
     is_path,
+    limits_logins,
     rule_of,
 )
 from django_quota.core.errors import StoreBusy, StoreOutOfMemory
@@ -838,6 +840,60 @@ def test_forcing_limits_off_returns_what_was_forced_before() -> None:
     forced = force_enabled(before)
 
     assert (before, forced) == (None, False)
+
+
+@pytest.mark.parametrize("of_site", [True, False], ids=["on", "off"])
+def test_what_is_forced_takes_precedence_over_the_settings_until_it_ends(of_site: bool, settings: Any) -> None:
+    settings.QUOTA = {"ENABLED": of_site}
+
+    before = force_enabled(enabled=not of_site)
+    forced = current().enabled
+    force_enabled(before)
+
+    assert (forced, current().enabled) == (not of_site, of_site)
+
+
+@pytest.mark.parametrize(
+    ("quota", "backends", "limits"),
+    [
+        ({"LOGIN": {"5/m": "ip"}}, [], True), ({}, [LOGIN_BACKEND], True), ({}, [], False), (None, [], False),
+        ("LOGIN", [], False), ({}, ["django.contrib.auth.backends.ModelBackend"], False),
+    ],
+    ids=["the setting", "our backend", "neither", "no setting", "a string", "another backend"],
+)  # fmt: skip
+def test_a_site_limits_logins_by_the_setting_or_our_backend(
+    quota: Any, backends: list[str], limits: bool, settings: Any
+) -> None:
+    settings.QUOTA, settings.AUTHENTICATION_BACKENDS = quota, backends
+
+    assert limits_logins() is limits
+
+
+@pytest.mark.parametrize(
+    ("given", "bans"),
+    [
+        ({"5/m": "ip", "9/h": "username"}, {"login-ip": True, "login-username": False}),
+        ({"5/m": ["ip", "username"], "9/h": ["username"]}, {"login-username-ip": True, "login-username": False}),
+    ],
+    ids=["by address", "by both"],
+)  # fmt: skip
+def test_a_user_name_alone_is_never_banned(given: Any, bans: dict[str, bool], settings: Any) -> None:
+    settings.QUOTA = {"LOGIN": {**given, "ban": {"after": "5/m", "for": "1h"}, "shadow": True}}
+
+    rules = current().login
+
+    assert {rule.name: rule.ban is not None for rule in rules} == bans
+    assert [rule.shadow for rule in rules] == [True, True]
+
+
+def test_a_login_with_several_limits_by_one_key_is_one_rule(settings: Any) -> None:
+    settings.QUOTA = {"LOGIN": {"5/m": "ip", "9/h": ["ip"], "on_unavailable": "deny"}}
+
+    (rule,) = current().login
+
+    assert (rule.name, rule.key, [*map(str, rule.rates)], rule.on_unavailable) == (
+        "login-ip", "ip", ["5/m", "9/h"], "deny",
+    )  # fmt: skip
 
 
 SITE_WITHOUT_USERS = """
