@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from django_quota import Rule, acquire, ban, check, concurrency, counter, once, slot
 from django_quota.adapters import dotted_path
 from django_quota.conf import current
+from django_quota.core.clock import moment_of
 from django_quota.core.rates import (
     MAX_COUNT,
     MAX_PERIOD,
@@ -813,6 +814,20 @@ def test_what_cannot_be_taken_ahead_is_a_rule_error_that_says_why(options: dict[
     with pytest.raises(RuleError) as refused:
         Rule.make("r", "10/m", **{"prefetch": True, **options})
     assert str(refused.value) == says
+
+
+@pytest.mark.parametrize("rates", [named, None], ids=["of a function", "unlimited"])
+def test_a_rule_whose_windows_are_not_known_yet_may_have_any_lease(rates: Any) -> None:
+    assert Rule.make("r", rates, prefetch=60).prefetch == 60
+
+
+@pytest.mark.parametrize(
+    ("starts", "begins"), [(date(2026, 1, 15), 15), (named, 1)], ids=["a day", "a function that was not asked yet"]
+)
+def test_a_limit_with_starts_begins_its_period_on_that_day(starts: Any, begins: int) -> None:
+    limit = Rule.make("r", "9/month", algorithm="calendar", starts=starts).limits[0]
+
+    assert moment_of(limit.parameters(START).a).day == begins
 
 
 def test_an_override_with_a_shorter_window_shortens_the_lease() -> None:
