@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 
-from django_quota import check
+from django_quota import Rule, check
 from django_quota.adapters import client_ip, dotted_path
 from django_quota.conf import (
     DEFAULT_LOGIN,
@@ -805,6 +805,28 @@ def test_a_rule_that_the_settings_lack_is_an_error(name: str, error: str, settin
         current().rule(name)
 
     assert str(caught.value) == error
+
+
+def test_a_site_without_rules_is_told_to_add_one(settings: Any) -> None:
+    settings.QUOTA = {}
+
+    with pytest.raises(RuleError) as caught:
+        current().rule("search")
+
+    assert str(caught.value) == "There is no rule 'search' in QUOTA[\"RULES\"]. Add it."
+
+
+def test_a_call_with_a_rule_uses_it_as_it_is() -> None:
+    rule = Rule.make("own", "5/m")
+
+    assert rule_of(rule, {}) is rule
+
+
+def test_a_call_with_a_rule_takes_no_options_of_one() -> None:
+    with pytest.raises(RuleError) as caught:
+        rule_of(Rule.make("own", "5/m"), {"shadow": True})
+
+    assert str(caught.value) == ("Rule 'own' has its own options; shadow can only be given together with a rate.")
 
 
 def test_a_rule_of_the_settings_is_made_once(settings: Any) -> None:
