@@ -15,7 +15,7 @@ from django_quota import check, peek
 from django_quota.conf import current
 from django_quota.features import request_end
 from django_quota.features.request_end import at_request_end
-from django_quota.runtime import Runtime, Wanted
+from django_quota.runtime import Part, Runtime, Wanted
 from django_quota.stores.memory import MemoryStore
 from tests.support.commands import PATIENCE, ROOT
 from tests.support.processes import ended, forks, started
@@ -184,11 +184,11 @@ def test_a_part_that_is_not_made_yet_ends_nothing() -> None:
 def test_the_parts_of_a_runtime_end_each_for_itself() -> None:
     closed: list[object] = []
     runtime = Runtime()
-    one, other = (
-        runtime.part(lambda name=name: name, depends=lambda made, setting: made == setting, end=closed.append)
-        for name in ("SHOP", "CART")
-    )
-    found = [one.get(), other.get()]
+
+    def part_of(name: str) -> Part[str]:
+        return runtime.part(lambda: name, depends=lambda made, setting: made == setting, end=closed.append)
+
+    found = [part.get() for part in (part_of("SHOP"), part_of("CART"))]
 
     setting_changed.send(None, setting="CART", value=1, enter=True)
 

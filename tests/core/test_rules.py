@@ -1092,6 +1092,19 @@ def test_the_cost_of_an_enum_is_a_plain_number() -> None:
     assert type(Rule.make("r", "10/m", cost=Cost.EXPORT).cost) is int
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("share", {"anonymous": 0.5, "authenticated": 1}), ("exempt", ["staff", "10.0.0.0/8"]), ("ban", BAN),
+        ("methods", "GET"), ("prefetch", 2), ("cache_refusals", 5), ("warn_at", [0.5, 0.8]), ("key", ["ip", "user"]),
+    ],
+)  # fmt: skip
+def test_an_option_that_was_read_stays_when_a_rule_is_changed(option: str, value: Any) -> None:
+    rule = Rule.make("r", "10/m", **{option: value})
+
+    assert getattr(rule.renamed("s"), option) == getattr(rule, option) is not None
+
+
 def test_the_costs_of_views_stay_when_a_rule_is_changed() -> None:
     rule = Rule.make("r", "10/m", costs={"export": 5})
 
