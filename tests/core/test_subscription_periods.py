@@ -102,6 +102,14 @@ def test_few_days_stand_for_all(starts: date, unit: str, now: int) -> None:
     assert edges(unit, 1, "UTC", now, same_periods(starts)) == edges(unit, 1, "UTC", now, starts)
 
 
+@pytest.mark.parametrize("day", [date(2026, 1, 31), date(2048, 2, 29), date(1999, 1, 1), date(2040, 12, 31)], ids=str)
+def test_a_day_has_the_periods_of_one_on_the_same_weekday(day: date) -> None:
+    found = same_periods(day)
+
+    assert (found.month, found.day, found.weekday()) == (day.month, day.day, day.weekday())
+    assert 2000 <= found.year <= 2027
+
+
 @inputs(500)
 @given(unit=UNITS, zone=st.sampled_from(ZONES), now=MOMENTS)
 def test_without_a_day_the_periods_are_those_of_the_calendar(unit: str, zone: str, now: int) -> None:
