@@ -325,6 +325,39 @@ def test_a_running_total_is_lowered_before_it_is_inexact(cost: int, total: int) 
     assert (after[-1].total, verdict.remaining) == (total, 9 - 1 - cost)
 
 
+VALUES = {"a": START + 3 * TEN, "b": START + TEN}
+"""Two values, of which one is forgotten before the other."""
+
+
+@pytest.mark.parametrize(
+    ("rate", "value", "cost", "verdict"),
+    [
+        ("3/m", "c", 1, (True, 1, 0, 3 * TEN, TEN)), ("2/m", "c", 1, (False, 0, TEN, 3 * TEN, TEN)),
+        ("2/m", "a", 1, (True, 0, 0, 3 * TEN, TEN)), ("2/m", "c", 0, (True, 0, 0, 3 * TEN, TEN)),
+    ],
+    ids=["there is room", "there is no room", "a known value", "a free hit"],
+)  # fmt: skip
+def test_different_values_wait_until_one_is_forgotten(rate: str, value: str, cost: int, verdict: Any) -> None:
+    values, p = limit_of(rate, distinct=True)
+
+    assert values.peek(VALUES, p._replace(value=value), cost, START) == verdict
+    assert values.expiry(VALUES) == START + 3 * TEN
+
+
+def test_a_new_value_is_known_for_a_window() -> None:
+    values, p = limit_of("3/m", distinct=True)
+
+    after, verdict = values.consume(VALUES, p._replace(value="c"), 1, START)
+
+    assert (after, verdict) == ({**VALUES, "c": START + MINUTE}, (True, 0, 0, MINUTE, TEN))
+
+
+def test_a_fixed_window_that_is_not_open_has_nothing_to_reset() -> None:
+    window, p = limit_of("5/m", algorithm="fixed_window")
+
+    assert window.peek(None, p, 1, START) == (True, 5, 0, 0, NEVER)
+
+
 # --- calendar ---------------------------------------------------------------------------------------------------------
 
 UNITS = [("second", 1), ("second", 15), ("minute", 1), ("minute", 20), ("hour", 1), ("hour", 6)]
