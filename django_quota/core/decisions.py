@@ -400,7 +400,7 @@ def _refusal_of_rate(outcome: Outcome, limit: Limit, wait: str) -> str:
     if outcome.limit == 0:
         return f"Rule {rule} admits nothing ({rate})."
     if limit.algorithm_name == "distinct":
-        rate = rate.replace(" per ", " different values per ", 1)
+        rate = rate.replace(" per ", " different values per ")
     if limit.share < 1:
         rate += f", of which these requests may fill {outcome.of.capacity:,},"
     elif limit.options.burst is not None:

@@ -237,7 +237,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     words = {each.lower(): each for each in sorted(known)}  # so that "rules" is close to "RULES"
     word = word.lower()
     # The headers call the rule "shop.views.search" "search".
-    near = difflib.get_close_matches(word, words, n=1) or [each for each in words if each.endswith(f".{word}")]
+    near = difflib.get_close_matches(word, words) or [each for each in words if each.endswith(f".{word}")]
     return words[near[0]] if near else ""
 
 

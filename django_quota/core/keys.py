@@ -140,17 +140,17 @@ def leased_part(limit: StockLimit) -> str:
 
 def counter_key(key: str) -> str:
     """Return the key of a counter. `key`: that of its units that reservations with a lease have taken."""
-    return key.replace("}:leased:", "}:c:", 1)
+    return key.replace("}:leased:", "}:c:")
 
 
 def grants_key(key: str) -> str:
     """Return the key of the units of a counter that expire. `key`: that of the counter."""
-    return key.replace("}:c:", "}:grants:", 1)
+    return key.replace("}:c:", "}:grants:")
 
 
 def ahead_key(key: str) -> str:
     """Return the key of the units that processes have taken ahead under a limit. `key`: that of the limit's state."""
-    return key.replace("}:r:", "}:a:", 1)
+    return key.replace("}:r:", "}:a:")
 
 
 def ahead_part(limit: Limit) -> str:

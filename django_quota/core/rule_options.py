@@ -158,9 +158,9 @@ class BanOption(NamedTuple):
             after = parse_rate(value["after"])
             if after.count == 0:
                 raise RateError(str(after), 0, "a ban after no refusals would never end", _BAN_EXAMPLE)  # noqa: TRY301
+            ALGORITHMS["sliding_window"].validate(after, Options())
         except RateError as error:
             raise RateError(error.text, error.position, error.problem, error.hint, "ban['after']") from error
-        ALGORITHMS["sliding_window"].validate(after, Options())
         return cls(after, tuple(parse_duration("ban['for']", duration) for duration in durations))
 
     @property

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import path
@@ -15,20 +16,27 @@ from django_quota import Decision, Rule, acheck, check, peek, refund, reserve, s
 from django_quota.adapters import (
     adecide,
     arefusal_response,
+    asettle,
     attach_decision,
     client_ip,
     decide,
+    enter_queue,
     has_middleware,
     is_exempt,
     read_rule,
+    read_subject,
     refusal_response,
     set_body_parser,
+    settle,
+    write_headers,
     write_refusal_headers,
 )
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError
 from django_quota.metrics import observe, unobserve
+from django_quota.testing import freeze
 from tests.support.calls import both_ways, called, calls_of, fetch
 from tests.support.outages import no_answer
+from tests.support.steps import START
 
 IP = "ip:127.0.0.1"
 
@@ -132,8 +140,102 @@ def test_a_client_is_exempt_in_a_network_of_the_settings(networks: list[str], is
 
 
 def test_what_is_not_a_request_is_an_error() -> None:
-    with pytest.raises(RuleError, match=r"'ip:1.2.3.4' is not a Django request.*check_all"):
+    with pytest.raises(RuleError) as refused:
         decide("ip:1.2.3.4", "10/m")
+
+    assert str(refused.value) == (
+        "'ip:1.2.3.4' is not a Django request, and does not wrap one. "
+        "Without a request, use check_all([(rule, subject), ...])."
+    )
+
+
+@pytest.mark.usefixtures("memory_store")
+@both_ways
+@pytest.mark.parametrize("wrap", [lambda request: request, lambda request: SimpleNamespace(_request=request)])
+def test_what_a_request_really_cost_is_settled_by_its_response(wrap: Any, is_async: bool) -> None:
+    request = wrap(request_by())
+    by_length = Rule.make("tokens", "100/h", cost=40, settle=lambda request, response: len(response.content))
+    decide(request, by_length)
+
+    called(is_async, settle, asettle, request, HttpResponse("seven.."))
+
+    assert peek(by_length, IP).used == 7
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestAQueue:
+    QUEUE = Rule.make("mails", "6/m", algorithm="leaky_bucket", burst=3)
+
+    def test_each_place_is_later_than_the_one_before_it(self) -> None:
+        with freeze(START):
+            places = [enter_queue(self.QUEUE, "user:1") for _ in range(4)]
+
+        assert [(place.allowed, place.delay) for place in places] == [(True, 0), (True, 10), (True, 20), (False, 0)]
+
+    def test_work_that_costs_more_takes_several_places(self) -> None:
+        with freeze(START):
+            first, second = enter_queue(self.QUEUE, "user:1", 2), enter_queue(self.QUEUE, "user:1")
+
+        assert (first.cost, second.delay) == (2, 20)
+
+    def test_only_a_refusal_is_observed(self, heard: list[Decision]) -> None:
+        with freeze(START):
+            places = [enter_queue(self.QUEUE, "user:1") for _ in range(4)]
+
+        assert heard == places[3:]
+
+
+@pytest.mark.parametrize(
+    ("given", "subject"),
+    [
+        (User(pk=42), "user:42"), ("user:42", "user:42"), ("ip:2001:db8::1", "ip:2001:db8::/64"), ("org:7", "org:7"),
+    ],
+    ids=["a user", "a string", "an address", "anything else"],
+)  # fmt: skip
+def test_a_subject_is_a_user_or_a_string(given: Any, subject: str) -> None:
+    assert read_subject(given) == subject
+
+
+def test_what_is_not_a_subject_is_an_error_of_a_limit() -> None:
+    with pytest.raises(RuleError, match="limit"):
+        read_subject(5)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_headers_are_written_to_the_response_that_is_returned() -> None:
+    response = HttpResponse()
+    decision = check("5/m", IP)
+
+    assert write_headers(response, decision) is response
+    assert write_headers(HttpResponse(), decision, request_by()).headers == response.headers
+    assert response.headers["RateLimit-Policy"] == '"5/m";q=5;w=60'
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_headers_of_a_refusal_are_written_to_the_response_that_is_returned() -> None:
+    response = HttpResponse(status=429)
+
+    assert write_refusal_headers(response, check("0/m", IP)) is response
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_pair_with_rates_by_tier_is_for_the_tier_of_its_subject() -> None:
+    tiers = Rule.make("api", {"anonymous": "1/m", "authenticated": "3/m"})
+
+    decision = decide(request_by(), [(tiers, "user:42"), (tiers, IP)])
+
+    assert [outcome.limit for outcome in decision.outcomes] == [3, 1]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_decision_is_combined_with_the_earlier_ones_of_its_request() -> None:
+    request = request_by()
+    first, second = decide(request, "5/m"), decide(request, "3/h")
+
+    attach_decision(request, first)
+    both = attach_decision(request, second)
+
+    assert both == first.combined_with(second) == request.quota
 
 
 def test_a_subject_for_a_rule_that_needs_the_request_is_an_error() -> None:
@@ -171,6 +273,12 @@ class TestHasMiddleware:
 def test_a_rule_with_a_wrong_key_cannot_be_read() -> None:
     with pytest.raises(RuleError, match="'usre'"):
         read_rule("5/m", key="usre")
+
+
+def test_a_rule_is_read_with_its_options() -> None:
+    rule = read_rule("5/m", key="user", name="api")
+
+    assert (rule.name, rule.key, str(rule.rates[0])) == ("api", "user", "5/m")
 
 
 def decided_again(request: HttpRequest) -> HttpResponse:

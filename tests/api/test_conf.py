@@ -1,8 +1,10 @@
 """The settings, live and typed; and the client's address, which they steer, with the proxies that they should name."""
 
 import json
+import reprlib
 import subprocess
 import sys
+from functools import partial
 from ipaddress import ip_network
 from traceback import walk_tb
 from typing import Any
@@ -10,16 +12,19 @@ from typing import Any
 import pytest
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 
-from django_quota import check
-from django_quota.adapters import client_ip
+from django_quota import Rule, check
+from django_quota.adapters import client_ip, dotted_path
 from django_quota.conf import (
     DEFAULT_LOGIN,
+    KNOWN_SETTINGS,
+    LOGIN_BACKEND,
     current,
     force_enabled,
     import_function,
     import_option,
     is_async_callable,
     is_path,
+    limits_logins,
     rule_of,
 )
 from django_quota.core.errors import StoreBusy, StoreOutOfMemory
@@ -46,10 +51,51 @@ def test_overridden_settings_are_read_at_once() -> None:
         assert current().prefix == "outer"
 
 
+DEFAULTS: dict[str, Any] = {
+    "cache": "default", "cache_refusals": 0, "client_ip_header": "", "credits_status": 429, "database": "default",
+    "digest_key": "the key of the site", "enabled": True, "event_days": 90, "event_requests": True, "events": 10_000,
+    "exempt": (), "headers": "draft-11", "ipv4_prefix": 32, "ipv6_prefix": 64, "legacy_headers": False,
+    "memory_keys": 100_000, "metrics_token": "", "on_unavailable": "allow", "prefix": "quota", "redis": None,
+    "related": None, "response": None, "rules": {}, "store": "redis", "template": "429.html",
+    "time_zone": "Asia/Tokyo", "trusted_proxies": (), "trusted_proxy_count": 0,
+}  # fmt: skip
+
+
 def test_a_site_without_the_setting_has_the_defaults(settings: Any) -> None:
     del settings.QUOTA
+    settings.SECRET_KEY, settings.TIME_ZONE = "the key of the site", "Asia/Tokyo"
 
-    assert (current().prefix, current().rules) == ("quota", {})
+    assert {name.lower(): getattr(current(), name.lower()) for name in KNOWN_SETTINGS if name != "LOGIN"} == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("of_site", "of_logins"), [("allow", "local"), ("deny", "deny"), ("local", "local")], ids=["allow", "deny", "local"]
+)
+def test_a_site_without_the_setting_limits_failed_logins(of_site: str, of_logins: str, settings: Any) -> None:
+    settings.QUOTA = {"ON_UNAVAILABLE": of_site}
+
+    assert [(rule.name, rule.key, *map(str, rule.rates), rule.on_unavailable) for rule in current().login] == [
+        ("login-username-ip", ("login:username", "ip"), "5/10m", of_logins),
+        ("login-username", "login:username", "100/h", of_logins),
+        ("login-ip", "ip", "30/h", of_logins),
+    ]
+
+
+@pytest.mark.parametrize("changed", ["SECRET_KEY", "TIME_ZONE", "CACHES", "QUOTA"])
+def test_the_settings_are_read_again_after_a_change_of(changed: str, settings: Any) -> None:
+    before = current()
+
+    setattr(settings, changed, getattr(settings, changed))
+
+    assert current() is not before
+
+
+def test_the_settings_are_kept_after_a_change_of_another_setting(settings: Any) -> None:
+    before = current()
+
+    settings.LANGUAGE_CODE = "de"
+
+    assert current() is before
 
 
 def test_the_time_zone_of_the_site_is_read_at_once(settings: Any) -> None:
@@ -88,42 +134,102 @@ def test_keys_begin_with_the_key_prefix_of_the_alias_that_counts(
     assert current().prefix == quota.get("PREFIX", "quota")
 
 
+HEADER = "Use the name of a header with one address, for example 'CF-Connecting-IP'. Leave it out for X-Forwarded-For."
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("CACHE", None, "Use, for example, 'default'"), ("ENABLED", 1, "Use True or False"),
-        ("STORE", "postgres", "'redis', 'database' or 'memory'"), ("PREFIX", "a{b", "without braces"),
-        ("IPV6_PREFIX", 0, "from 1 to 128"), ("IPV6_PREFIX", True, "for example 64"),
-        ("EVENT_DAYS", 0, "from 1 to 400"), ("EVENT_DAYS", "30", "for example 30"),
-        ("EVENT_REQUESTS", 1, "Use True or False"),
-        ("IPV4_PREFIX", 33, "from 1 to 32"), ("IPV4_PREFIX", "24", "for example 24"),
-        ("TRUSTED_PROXY_COUNT", -1, "from 0 to 32"), ("CLIENT_IP_HEADER", None, "Use the name of a header"),
-        ("CLIENT_IP_HEADER", "HTTP_CF_CONNECTING_IP", "for example 'CF-Connecting-IP'"),
-        ("CLIENT_IP_HEADER", "x-forwarded-for", "Leave it out"), ("CLIENT_IP_HEADER", "Forwarded", "Leave it out"),
-        ("CLIENT_IP_HEADER", "X-Real-IP", "TRUSTED_PROXIES is empty, so the header would be ignored"),
-        ("TIME_ZONE", "Mars/Base", "Use, for example, 'UTC' or 'Europe/Berlin'"),
-        ("ON_UNAVAILABLE", "open", "'allow', 'deny' or 'local'"), ("DIGEST_KEY", b"x", "a long random string"),
-        ("METRICS_TOKEN", "a" * 15, "at least 16 random"), ("METRICS_TOKEN", "a b" * 9, "at least 16 random"),
-        ("TRUSTED_PROXIES", "10.0.0.0/8", r"Use a list of networks, for example \['10.0.0.0/8', 'unix'\]"),
-        ("TRUSTED_PROXIES", ["10.0.0.1/8"], "host bits"), ("TRUSTED_PROXIES", ["nginx"], "'nginx'"),
-        ("TRUSTED_PROXIES", [None], "holds None"), ("TEMPLATE", 429, "Use, for example, '429.html'"),
-        ("RULES", ["10/m"], "Use a dict, for example {'search': '10/m'}"),
-        ("DATABASE", 5, r"is 5\. Use, for example, 'default'"), ("LEGACY_HEADERS", 1, "Use True or False"),
-        ("HEADERS", "draft-3", "is 'draft-3'. Use True, False or 'draft-11'"), ("HEADERS", 1, "Use True, False or"),
-        ("EVENTS", "many", "for example 10000"), ("MEMORY_KEYS", 1e6, "for example 100000"),
-        ("TRUSTED_PROXY_COUNT", None, r"for example 1\."), ("CREDITS_STATUS", True, "Use 429, or 402"),
-        ("CREDITS_STATUS", 429.0, "Use 429, or 402"), ("TEMPLATE", " ", "for example, '429.html'"),
-        ("TEMPLATE", "a\n.html", "for example, '429.html'"), ("EXEMPT", "10.0.0.0/8", "Use a list of networks"),
-        ("CLIENT_IP_HEADER", "X_Real_IP", "name of a header"), ("CLIENT_IP_HEADER", "X-Real-", "name of a header"),
+        ("CACHE", None, "is None. Use, for example, 'default'."),
+        ("ENABLED", 1, "is 1. Use True or False."),
+        ("STORE", "postgres", "is 'postgres'. Use 'redis', 'database' or 'memory'."),
+        ("PREFIX", "a{b", "is 'a{b'. Use a string without braces, for example 'quota'."),
+        ("IPV6_PREFIX", 0, "is 0. Use a number from 1 to 128, for example 64."),
+        ("IPV6_PREFIX", True, "is True. Use a number from 1 to 128, for example 64."),
+        ("EVENT_DAYS", 0, "is 0. Use a number from 1 to 400, for example 30."),
+        ("EVENT_DAYS", "30", "is '30'. Use a number from 1 to 400, for example 30."),
+        ("EVENT_REQUESTS", 1, "is 1. Use True or False."),
+        ("IPV4_PREFIX", 33, "is 33. Use a number from 1 to 32, for example 24."),
+        ("IPV4_PREFIX", "24", "is '24'. Use a number from 1 to 32, for example 24."),
+        ("TRUSTED_PROXY_COUNT", -1, "is -1. Use a number from 0 to 32, for example 1."),
+        ("CLIENT_IP_HEADER", None, f"is None. {HEADER}"),
+        ("CLIENT_IP_HEADER", "HTTP_CF_CONNECTING_IP", f"is 'HTTP_CF_CONNECTING_IP'. {HEADER}"),
+        ("CLIENT_IP_HEADER", "x-forwarded-for", f"is 'x-forwarded-for'. {HEADER}"),
+        ("CLIENT_IP_HEADER", "Forwarded", f"is 'Forwarded'. {HEADER}"),
+        (
+            "CLIENT_IP_HEADER",
+            "X-Real-IP",
+            (
+                "is 'X-Real-IP', but TRUSTED_PROXIES is empty, so the header would be ignored. Name the proxies "
+                'that set it, for example "TRUSTED_PROXIES": ["10.1.2.0/24"].'
+            ),
+        ),
+        ("TIME_ZONE", "Mars/Base", "is 'Mars/Base'. Use, for example, 'UTC' or 'Europe/Berlin'."),
+        ("ON_UNAVAILABLE", "open", "is 'open'. Use 'allow', 'deny' or 'local'."),
+        ("DIGEST_KEY", b"x", "has a wrong value, which is not shown. Use a long random string."),
+        (
+            "METRICS_TOKEN",
+            "a" * 15,
+            "has a wrong value, which is not shown. Use at least 16 random letters and digits.",
+        ),
+        (
+            "METRICS_TOKEN",
+            "a b" * 9,
+            "has a wrong value, which is not shown. Use at least 16 random letters and digits.",
+        ),
+        (
+            "TRUSTED_PROXIES",
+            "10.0.0.0/8",
+            "is '10.0.0.0/8'. Use a list of networks, for example ['10.0.0.0/8', 'unix'].",
+        ),
+        (
+            "TRUSTED_PROXIES",
+            ["10.0.0.1/8"],
+            (
+                "holds '10.0.0.1/8': 10.0.0.1/8 has host bits set. Use a network such as '10.0.0.0/8', an address "
+                "or 'unix'."
+            ),
+        ),
+        (
+            "TRUSTED_PROXIES",
+            ["nginx"],
+            (
+                "holds 'nginx': 'nginx' does not appear to be an IPv4 or IPv6 network. Use a network such as "
+                "'10.0.0.0/8', an address or 'unix'."
+            ),
+        ),
+        (
+            "TRUSTED_PROXIES",
+            [None],
+            ("holds None: it is NoneType, not a string. Use a network such as '10.0.0.0/8', an address or 'unix'."),
+        ),
+        ("TEMPLATE", 429, "is 429. Use, for example, '429.html'."),
+        ("RULES", ["10/m"], "is ['10/m']. Use a dict, for example {'search': '10/m'}."),
+        ("DATABASE", 5, "is 5. Use, for example, 'default'."),
+        ("LEGACY_HEADERS", 1, "is 1. Use True or False."),
+        ("HEADERS", "draft-3", "is 'draft-3'. Use True, False or 'draft-11'."),
+        ("HEADERS", 1, "is 1. Use True, False or 'draft-11'."),
+        ("EVENTS", "many", "is 'many'. Use a number from 0 to 10000000, for example 10000."),
+        ("MEMORY_KEYS", 1e6, "is 1000000.0. Use a number from 1000 to 100000000, for example 100000."),
+        ("TRUSTED_PROXY_COUNT", None, "is None. Use a number from 0 to 32, for example 1."),
+        ("CREDITS_STATUS", True, "is True. Use 429, or 402 (Payment required)."),
+        ("CREDITS_STATUS", 429.0, "is 429.0. Use 429, or 402 (Payment required)."),
+        ("TEMPLATE", " ", "is ' '. Use, for example, '429.html'."),
+        ("TEMPLATE", "a\n.html", "is 'a\\n.html'. Use, for example, '429.html'."),
+        ("EXEMPT", "10.0.0.0/8", "is '10.0.0.0/8'. Use a list of networks, for example ['10.0.0.0/8']."),
+        ("CLIENT_IP_HEADER", "X_Real_IP", f"is 'X_Real_IP'. {HEADER}"),
+        ("CLIENT_IP_HEADER", "X-Real-", f"is 'X-Real-'. {HEADER}"),
     ],
-)  # fmt: skip
+)
 def test_the_error_of_a_wrong_setting_says_how_to_correct_it(
     settings: Any, name: str, value: object, text: str
 ) -> None:
     settings.QUOTA = {name: value}
-    with pytest.raises(ConfigurationError, match=text) as caught:
+
+    with pytest.raises(ConfigurationError) as caught:
         getattr(current(), name.lower())
-    assert f'QUOTA["{name}"]' in str(caught.value)
+
+    assert str(caught.value) == f'QUOTA["{name}"] {text}'
 
 
 @pytest.mark.parametrize(
@@ -325,6 +431,7 @@ class Late:
 LATE: Any = Late()
 RULES = {"search": "5/m", "export": {"at_once": 2}}
 NOT_A_RATE = "QUOTA[\"RULES\"]['export'] is a concurrency limit (at_once), not a rate. Name a rule with a rate."
+LOGIN_EXAMPLE = "Use, for example, {'5/10m': ['username', 'ip'], '100/h': 'username', '30/h': 'ip'}."
 REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's options, or a sync function."
 
 
@@ -409,6 +516,73 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
             "login",
             f"QUOTA[\"LOGIN\"] has 'xyz', which is not a rate. Use, for example, {DEFAULT_LOGIN}.",
             id="not a rate of logins",
+        ),
+        pytest.param(
+            {"LOGIN": "5/m"},
+            "login",
+            f"QUOTA[\"LOGIN\"] is '5/m', not a dict of limits. {LOGIN_EXAMPLE}",
+            id="a rate in place of limits of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {"shadow": True}},
+            "login",
+            f'QUOTA["LOGIN"] has no limit. {LOGIN_EXAMPLE}',
+            id="no limit of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {"exmpt": "ip"}},
+            "login",
+            "QUOTA[\"LOGIN\"] has 'exmpt', which is not a rate. Did you mean 'exempt'?",
+            id="a misspelled option of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {5: "ip"}},
+            "login",
+            f'QUOTA["LOGIN"] has 5, which is not a rate. {LOGIN_EXAMPLE}',
+            id="a number as a rate of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {"5/mx": "ip"}},
+            "login",
+            "QUOTA[\"LOGIN\"]: '5/mx' is not a rate: 'mx' is not a unit (at position 2). "
+            "Units, in lower case: s, m, h, d, w (or in full), month, year.",
+            id="a wrong rate of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {"5/m": "username", "ban": {"after": "5/m", "for": "1h"}}},
+            "login",
+            'QUOTA["LOGIN"] has "ban", but no limit by "ip": a user name alone is never banned. ' + LOGIN_EXAMPLE,
+            id="a ban of a user name",
+        ),
+        *(
+            pytest.param(
+                {"LOGIN": {"5/m": "ip", "exempt": exempt}},
+                "login",
+                f'QUOTA["LOGIN"] has exempt={exempt!r}, but nobody is logged in yet. '
+                "Name networks, for example ['198.51.100.0/24'].",
+                id=f"logins of {name} exempt",
+            )
+            for name, exempt in (("staff", "staff"), ("a function", print))
+        ),
+        pytest.param(
+            {"LOGIN": {"5/m": "email"}},
+            "login",
+            "QUOTA[\"LOGIN\"]['5/m'] is 'email'. Use 'username', 'ip' or ['username', 'ip'].",
+            id="another key of logins",
+        ),
+        pytest.param(
+            {"CACHE_REFUSALS": 61},
+            "cache_refusals",
+            'QUOTA["CACHE_REFUSALS"]=61 is not a duration from 0 to 1 minute. '
+            "Use, for example, 1.0, '10s' or 0 for never.",
+            id="a long time to repeat refusals",
+        ),
+        pytest.param(
+            {"RESPONSE": answer_late},
+            "response",
+            f'QUOTA["RESPONSE"] is {answer_late!r}. Use a sync function (request, decision) -> HttpResponse, or its '
+            "dotted path.",
+            id="an async function that answers",
         ),
         pytest.param(
             {"LOGIN": {"5/m": []}},
@@ -522,7 +696,12 @@ def test_a_path_that_leads_to_no_function_is_an_error(option: str, given: str, e
         pytest.param("rate", ("json.dumps",), [json.dumps], id="a tuple of rates"),
         pytest.param("rate", "10/m", "10/m", id="a plain rate"),
         pytest.param("exempt", {"json.dumps"}, [json.dumps], id="a set of what is exempt"),
+        pytest.param("exempt", frozenset({"json.dumps"}), [json.dumps], id="a frozenset of what is exempt"),
+        pytest.param("exempt", "json.dumps", json.dumps, id="who is exempt"),
         pytest.param("exempt", ["10.0.0.0/8"], ["10.0.0.0/8"], id="a network"),
+        pytest.param("rate", {"pro": "json.dumps"}, {"pro": "json.dumps"}, id="rates by tier"),
+        pytest.param("rate", {"json.dumps"}, {"json.dumps"}, id="a set of rates"),
+        pytest.param("key", "json.dumps", "json.dumps", id="a key, which others read"),
         pytest.param("match", "json.dumps", "json.dumps", id="an option that takes no function"),
     ],
 )
@@ -578,9 +757,37 @@ def test_a_call_with_something_that_is_not_a_rule_is_an_error(
     assert str(caught.value) == error
 
 
-def test_a_call_with_a_lambda_as_its_rate_needs_a_name() -> None:
-    with pytest.raises(RuleError, match=r"a lambda has no name to count under\. Add name='\.\.\.'\.$"):
-        rule_of(lambda request: "5/m", {})
+@pytest.mark.parametrize(
+    ("rate", "options", "name"),
+    [
+        ("10 per minute", {}, "10/m"), ("10/s;500/h", {}, "10/s; 500/h"), (None, {}, "unlimited"),
+        ({"anonymous": "1/m", "authenticated": None}, {}, "1/m for anonymous, unlimited for authenticated"),
+        (json.dumps, {}, "json.dumps"), ("10/m", {"name": "api"}, "api"), (lambda request: "5/m", {"name": "a"}, "a"),
+    ],
+    ids=["a rate", "rates", "none", "rates by tier", "a function", "a name", "a lambda with a name"],
+)  # fmt: skip
+def test_a_rule_of_a_call_is_named_by_its_rate_unless_it_has_a_name(rate: Any, options: Any, name: str) -> None:
+    assert rule_of(rate, options).name == name
+
+
+def test_a_rate_with_the_same_options_in_any_order_is_one_rule() -> None:
+    ban = {"after": "5/m", "for": "1h"}
+
+    one, other = rule_of("10/m", {"shadow": True, "ban": ban}), rule_of("10/m", {"ban": ban, "shadow": True})
+
+    assert one is other
+
+
+@pytest.mark.parametrize("wrap", [lambda rate: rate, partial], ids=["itself", "in a partial"])
+def test_a_call_with_a_lambda_as_its_rate_needs_a_name(wrap: Any) -> None:
+    rate = wrap(lambda request: "5/m")
+
+    with pytest.raises(RuleError) as caught:
+        rule_of(rate, {})
+
+    assert str(caught.value) == (
+        f"{reprlib.repr(dotted_path(rate))} is not a rate: a lambda has no name to count under. Add name='...'."
+    )
 
 
 @pytest.mark.parametrize(
@@ -598,6 +805,28 @@ def test_a_rule_that_the_settings_lack_is_an_error(name: str, error: str, settin
         current().rule(name)
 
     assert str(caught.value) == error
+
+
+def test_a_site_without_rules_is_told_to_add_one(settings: Any) -> None:
+    settings.QUOTA = {}
+
+    with pytest.raises(RuleError) as caught:
+        current().rule("search")
+
+    assert str(caught.value) == "There is no rule 'search' in QUOTA[\"RULES\"]. Add it."
+
+
+def test_a_call_with_a_rule_uses_it_as_it_is() -> None:
+    rule = Rule.make("own", "5/m")
+
+    assert rule_of(rule, {}) is rule
+
+
+def test_a_call_with_a_rule_takes_no_options_of_one() -> None:
+    with pytest.raises(RuleError) as caught:
+        rule_of(Rule.make("own", "5/m"), {"shadow": True})
+
+    assert str(caught.value) == ("Rule 'own' has its own options; shadow can only be given together with a rate.")
 
 
 def test_a_rule_of_the_settings_is_made_once(settings: Any) -> None:
@@ -633,6 +862,60 @@ def test_forcing_limits_off_returns_what_was_forced_before() -> None:
     forced = force_enabled(before)
 
     assert (before, forced) == (None, False)
+
+
+@pytest.mark.parametrize("of_site", [True, False], ids=["on", "off"])
+def test_what_is_forced_takes_precedence_over_the_settings_until_it_ends(of_site: bool, settings: Any) -> None:
+    settings.QUOTA = {"ENABLED": of_site}
+
+    before = force_enabled(enabled=not of_site)
+    forced = current().enabled
+    force_enabled(before)
+
+    assert (forced, current().enabled) == (not of_site, of_site)
+
+
+@pytest.mark.parametrize(
+    ("quota", "backends", "limits"),
+    [
+        ({"LOGIN": {"5/m": "ip"}}, [], True), ({}, [LOGIN_BACKEND], True), ({}, [], False), (None, [], False),
+        ("LOGIN", [], False), ({}, ["django.contrib.auth.backends.ModelBackend"], False),
+    ],
+    ids=["the setting", "our backend", "neither", "no setting", "a string", "another backend"],
+)  # fmt: skip
+def test_a_site_limits_logins_by_the_setting_or_our_backend(
+    quota: Any, backends: list[str], limits: bool, settings: Any
+) -> None:
+    settings.QUOTA, settings.AUTHENTICATION_BACKENDS = quota, backends
+
+    assert limits_logins() is limits
+
+
+@pytest.mark.parametrize(
+    ("given", "bans"),
+    [
+        ({"5/m": "ip", "9/h": "username"}, {"login-ip": True, "login-username": False}),
+        ({"5/m": ["ip", "username"], "9/h": ["username"]}, {"login-username-ip": True, "login-username": False}),
+    ],
+    ids=["by address", "by both"],
+)  # fmt: skip
+def test_a_user_name_alone_is_never_banned(given: Any, bans: dict[str, bool], settings: Any) -> None:
+    settings.QUOTA = {"LOGIN": {**given, "ban": {"after": "5/m", "for": "1h"}, "shadow": True}}
+
+    rules = current().login
+
+    assert {rule.name: rule.ban is not None for rule in rules} == bans
+    assert [rule.shadow for rule in rules] == [True, True]
+
+
+def test_a_login_with_several_limits_by_one_key_is_one_rule(settings: Any) -> None:
+    settings.QUOTA = {"LOGIN": {"5/m": "ip", "9/h": ["ip"], "on_unavailable": "deny"}}
+
+    (rule,) = current().login
+
+    assert (rule.name, rule.key, [*map(str, rule.rates)], rule.on_unavailable) == (
+        "login-ip", "ip", ["5/m", "9/h"], "deny",
+    )  # fmt: skip
 
 
 SITE_WITHOUT_USERS = """

@@ -213,8 +213,13 @@ def test_two_rules_of_one_name_count_apart_by_their_keys() -> None:
 
 
 def test_two_rules_of_one_name_that_share_a_key_are_refused_at_import() -> None:
-    with pytest.raises(RuleError, match="Two rules are named 'x'"):
-        quota("9/m", name="x", key="ip")(quota("1/m", name="x", key="ip")(plain))
+    with pytest.raises(RuleError) as refused:
+        quota("9/m", "50/h", name="x", key="ip")(quota("1/m", name="x", key="ip")(plain))
+
+    assert str(refused.value) == (
+        "Two rules are named 'x' (1/m and 9/m; 50/h), but their limits over one window, their costs or their options "
+        "differ: they would share one count. Give one of them a name of its own."
+    )
 
 
 @pytest.mark.parametrize(

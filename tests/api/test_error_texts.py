@@ -5,7 +5,7 @@ from django.utils import translation
 
 from django_quota.core.errors import Translatable
 from django_quota.error_texts import error_in_words, some_of, text_in_words
-from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
+from django_quota.exceptions import ConfigurationError, CounterError, LeaseLost, QuotaError, RateError, StoreUnavailable
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,34 @@ HINT = Translatable("Use, for example, 'ip:198.51.100.0/24'.")
 def test_an_error_and_its_hint_are_in_the_language_of_the_reader(language: str, said: str) -> None:
     with translation.override(language):
         assert error_in_words(ConfigurationError(NETWORK, HINT)) == said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        pytest.param(
+            CounterError("clicks", "user:1", NETWORK), "Zähler 'clicks' von user:1: 'x' ist kein Netz.", id="a counter"
+        ),
+        pytest.param(
+            LeaseLost("export", "user:1"),
+            "Der Platz 'export' von user:1 ging verloren: Seine Frist lief ab, oder er wurde entfernt, bevor er "
+            "zurückgegeben wurde. Verwenden Sie ein längeres lease= oder renew=True.",
+            id="a lease",
+        ),
+        pytest.param(
+            RateError("5/x", 2, Translatable("the unit is missing"), ""),
+            "'5/x' ist keine Rate: die Einheit fehlt (an Position 2).",
+            id="a rate",
+        ),
+    ],
+)
+def test_each_kind_of_error_is_in_the_language_of_the_reader(error: QuotaError, said: str) -> None:
+    with translation.override("de"):
+        assert error_in_words(error) == said
+
+
+def test_a_hint_that_begins_with_a_space_follows_after_one() -> None:
+    assert text_in_words(Translatable.sentences("", " Use 5.")) == "Use 5."
 
 
 def test_two_sentences_in_chinese_have_no_space_between_them() -> None:

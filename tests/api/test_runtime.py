@@ -15,7 +15,7 @@ from django_quota import check, peek
 from django_quota.conf import current
 from django_quota.features import request_end
 from django_quota.features.request_end import at_request_end
-from django_quota.runtime import Runtime, Wanted
+from django_quota.runtime import Part, Runtime, Wanted
 from django_quota.stores.memory import MemoryStore
 from tests.support.commands import PATIENCE, ROOT
 from tests.support.processes import ended, forks, started
@@ -50,6 +50,19 @@ print(*ours([setting_changed]))
 """
 
 
+STARTED = """
+import django
+from django.conf import settings
+from django.core import signals
+from django.db.models import signals as of_rows
+settings.configure(INSTALLED_APPS=["django_quota"], QUOTA={"STORE": "memory"})
+django.setup()
+each = {**vars(signals), **vars(of_rows)}
+names = ["request_started", "request_finished", "post_save", "post_migrate"]
+print(*sorted({f"{name}:{found.rpartition('.')[0]}" for name in names for found in ours([each[name]])}))
+"""
+
+
 def receivers(code: str) -> list[str]:
     command = [sys.executable, "-c", OURS + code]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -61,6 +74,15 @@ def test_importing_the_package_connects_no_signal() -> None:
 
 def test_one_receiver_hears_of_changes_of_settings() -> None:
     assert receivers(INSTALLED) == ["django_quota.runtime.Runtime._see_change"]
+
+
+def test_an_installed_app_hears_of_requests_and_of_rows_before_it_is_used() -> None:
+    assert receivers(STARTED) == [
+        "post_migrate:django_quota.limiting.override_rows",
+        "post_save:django_quota.limiting.override_rows",
+        "request_finished:django_quota.features.request_end",
+        "request_started:django_quota.features.request_end",
+    ]
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -136,6 +158,41 @@ def test_a_part_stays_when_a_setting_changes_that_it_does_not_depend_on() -> Non
 
     setting_changed.send(None, setting="SHOP", value=1, enter=True)
     assert (part.get() is made, closed) == (False, [made])
+
+
+def test_a_part_is_made_again_after_any_change_unless_it_says_on_what_it_depends() -> None:
+    closed: list[object] = []
+    runtime = Runtime()
+    part = runtime.part(object, end=closed.append)
+    made = part.get()
+
+    setting_changed.send(None, setting="SHOP", value=1, enter=True)
+
+    assert (part.get() is made, closed) == (False, [made])
+
+
+def test_a_part_that_is_not_made_yet_ends_nothing() -> None:
+    closed: list[object] = []
+    runtime = Runtime()
+    part = runtime.part(object, end=closed.append)
+
+    part.forget()
+
+    assert (closed, part.made) == ([], None)
+
+
+def test_the_parts_of_a_runtime_end_each_for_itself() -> None:
+    closed: list[object] = []
+    runtime = Runtime()
+
+    def part_of(name: str) -> Part[str]:
+        return runtime.part(lambda: name, depends=lambda made, setting: made == setting, end=closed.append)
+
+    found = [part.get() for part in (part_of("SHOP"), part_of("CART"))]
+
+    setting_changed.send(None, setting="CART", value=1, enter=True)
+
+    assert (found, closed) == (["SHOP", "CART"], ["CART"])
 
 
 @forks
@@ -240,6 +297,14 @@ class TestATestRunner:
         monkeypatch.setitem(connections.settings, "default", {**connections.settings["default"], "CONN_MAX_AGE": 60})
 
         assert (runtime.is_of_site("default"), runtime.is_tested()) == (True, False)
+
+    def test_is_not_seen_by_an_alias_that_is_no_longer_there(
+        self, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert runtime.site is not None
+        runtime.site = runtime.site._replace(databases={"gone": ("", "", "", "")})
+
+        assert (runtime.is_of_site("gone"), runtime.is_tested()) == (True, False)
 
     def test_an_alias_that_was_added_later_is_one_of_the_site(self, runtime: Runtime) -> None:
         assert runtime.is_of_site("added later")

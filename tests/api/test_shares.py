@@ -41,10 +41,20 @@ def test_each_kind_fills_its_share_of_one_count(algorithm: Any, the_clock_stands
         assert (admitted(rule, "batch"), admitted(rule, "critical")) == (0, 10)
 
 
-@pytest.mark.parametrize(("rate", "share", "capacity"), [("9/m", 0.001, 1), ("0/m", 0.5, 0)], ids=["some", "nothing"])
-def test_a_share_of_a_limit_that_admits(rate: str, share: float, capacity: int) -> None:
-    """A share is never rounded to nothing."""
-    assert Rule.make("r", rate, share=share).limits[0].capacity == capacity
+@pytest.mark.parametrize(
+    ("rate", "share", "capacity"),
+    [
+        ("9/m", 0.001, 1), ("0/m", 0.5, 0), ("9/m", 0.5, 4), ("1/m", 0.5, 1), ("100/m", 0.57, 57), ("10/m", 0.99, 9),
+        ("10/m", 1, 10), ("60000000/m", 1, 60_000_000), ("3000/m", 0.001, 3),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_share_of_a_limit_is_rounded_down_and_never_to_nothing(
+    rate: str, share: float, capacity: int, algorithm: Any
+) -> None:
+    limit = Rule.make("r", rate, share=share, algorithm=algorithm).limits[0]
+
+    assert (limit.capacity, limit.parameters(0).capacity) == (capacity, capacity)
 
 
 def shows_what_is_left(request: Any) -> HttpResponse:

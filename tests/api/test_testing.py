@@ -31,7 +31,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Rule, check, counter, lock, once
-from django_quota.core.clock import DAY
+from django_quota.core.clock import DAY, now
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.features.counters.calls import MAX_TTL
 from django_quota.limiting.flusher import flusher
@@ -385,24 +385,48 @@ def test_the_clock_goes_on_after_freeze(now: Any, found: datetime) -> None:
     assert QuotaKit().now != found
 
 
-ANY_FORM = "takes a datetime with a time zone, or whole microsec"
+ANY_FORM = "takes a datetime with a time zone, or whole microseconds since 1970."
+NOON_ALONE = NOON.replace(tzinfo=None)
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
         pytest.param(
-            NOON.replace(tzinfo=None), r"no time zone\. Use, for example, .*tzinfo=UTC", id="without a time zone"
+            NOON_ALONE,
+            f"freeze({NOON_ALONE!r}) has no time zone. Use, for example, datetime(2026, 1, 31, tzinfo=UTC).",
+            id="without a time zone",
         ),
-        pytest.param(1_795_262_400, "looks like seconds. Use 1795262400000000", id="seconds"),
-        pytest.param(1_795_262_400_000, "looks like milliseconds. Use 1795262400000000", id="milliseconds"),
-        pytest.param(1.5, ANY_FORM, id="a float"),
-        pytest.param(True, ANY_FORM, id="a bool"),
+        *(
+            pytest.param(
+                given,
+                f"freeze({given}) takes microseconds, and this looks like {unit}. Use {used}.",
+                id=f"{unit} of {year}",
+            )
+            for year, given, unit, used in (
+                (2026, 1_795_262_400, "seconds", 1_795_262_400_000_000),
+                (2000, 946_684_800, "seconds", 946_684_800_000_000),
+                (2099, 4_102_444_799, "seconds", 4_102_444_799_000_000),
+                (2026, 1_795_262_400_000, "milliseconds", 1_795_262_400_000_000),
+                (2000, 946_684_800_000, "milliseconds", 946_684_800_000_000),
+                (2099, 4_102_444_799_999, "milliseconds", 4_102_444_799_999_000),
+            )
+        ),
+        pytest.param(1.5, f"freeze(1.5) {ANY_FORM}", id="a float"),
+        pytest.param(True, f"freeze(True) {ANY_FORM}", id="a bool"),
     ],
 )
 def test_freeze_says_what_it_takes(value: Any, words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words), freeze(value):
+    with pytest.raises((TypeError, ValueError)) as caught, freeze(value):
         pass
+
+    assert str(caught.value) == words
+
+
+@pytest.mark.parametrize("value", [0, 946_684_799, 4_102_444_800, 946_684_799_999, 4_102_444_800_000], ids=str)
+def test_freeze_takes_other_numbers_as_microseconds_of_1970(value: int) -> None:
+    with freeze(value):
+        assert now() == value
 
 
 @pytest.fixture(params=[quota_kit, isolated], ids=["with the fixture quota", "with the plugin alone"])

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Rule
-from django_quota.core.algorithms import NEVER
+from django_quota.core.algorithms import NEVER, REGISTRY
 from django_quota.core.algorithms.calendar import edges, is_zone
+from django_quota.core.algorithms.sliding_window import WindowEntry
+from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import ALLOWED, RETRY_WITH
 from django_quota.exceptions import RateError
@@ -23,6 +25,30 @@ from tests.support.steps import ALGORITHMS, MINUTE, SECOND, START, Spec
 
 HOUR, DAY = 3_600 * SECOND, 86_400 * SECOND
 BUCKET = {"algorithm": "token_bucket"}
+
+
+@pytest.mark.parametrize(
+    ("name", "of_keys", "takes", "bound"),
+    [
+        ("sliding_window", "sw", {"precision"}, "limit"),
+        ("fixed_window", "fw", set(), "2 * limit"),
+        ("calendar", "cal", {"tz", "starts"}, "limit a period"),
+        ("token_bucket", "tb", {"burst"}, "burst + limit"),
+        ("leaky_bucket", "lb", {"burst"}, "limit (+ cost - 1), once each has waited its delay"),
+        ("distinct", "dv", set(), "limit different values"),
+        ("stock", "c", set(), "what the counter holds"),
+    ],
+)
+def test_an_algorithm_is_known_by_its_name_with_its_options_and_its_bound(
+    name: str, of_keys: str, takes: set[str], bound: str
+) -> None:
+    found = REGISTRY[name]
+
+    assert (found.name, found.code, set(found.takes), found.bound) == (name, of_keys, takes, bound)
+
+
+def test_the_decision_script_knows_these_algorithms() -> None:
+    assert [*REGISTRY] == [*ALGORITHMS, "distinct", "subscription", "stock"]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -211,6 +237,127 @@ def test_a_clock_that_steps_back_blocks_a_bucket_no_longer_than_one_refill(
         assert limit.run(cost=cost).allowed
 
 
+def limit_of(rate: str, **options: Any) -> tuple[Any, Any]:
+    """Return the algorithm of a rate, and its parameters."""
+    limit = Rule.make("rule", rate, **options).limits[0]
+    return limit.algorithm, limit.parameters(START)
+
+
+TEN = 10 * SECOND
+BACKLOG = Bucket(START + 2 * TEN, START)
+"""A bucket of 6 a minute of which two are used."""
+either_bucket = pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+
+
+@pytest.mark.parametrize(("algorithm", "delay"), [("token_bucket", 0), ("leaky_bucket", 2 * TEN)])
+def test_an_allowed_hit_is_held_back_by_a_leaky_bucket_alone(algorithm: str, delay: int) -> None:
+    bucket, p = limit_of("6/m", algorithm=algorithm)
+
+    after, verdict = bucket.consume(BACKLOG, p, 1, START)
+
+    assert bucket.peek(BACKLOG, p, 1, START) == (True, 4, delay, 2 * TEN, TEN)
+    assert (after, verdict) == (Bucket(START + 3 * TEN, START), (True, 3, delay, 3 * TEN, TEN))
+    assert bucket.expiry(after) == START + 3 * TEN
+
+
+@either_bucket
+def test_a_bucket_of_which_nothing_is_used_is_full(algorithm: str) -> None:
+    bucket, p = limit_of("6/m", algorithm=algorithm)
+
+    assert bucket.peek(None, p, 6, START) == (True, 6, 0, 0, NEVER)
+
+
+@pytest.mark.parametrize(
+    ("state", "cost", "after"),
+    [
+        (BACKLOG, 1, Bucket(START + TEN, START)), (BACKLOG, 2, None), (BACKLOG, 3, None), (BACKLOG, 0, BACKLOG),
+        (None, 1, None),
+    ],
+    ids=["a part", "all", "more than was used", "nothing", "of a full bucket"],
+)  # fmt: skip
+def test_a_refund_shortens_the_backlog_of_a_token_bucket(state: Any, cost: int, after: Any) -> None:
+    bucket, p = limit_of("6/m", algorithm="token_bucket")
+
+    assert bucket.refund(state, p, cost, START) == after
+
+
+@either_bucket
+def test_nothing_is_given_back_to_a_full_bucket(algorithm: str) -> None:
+    bucket, p = limit_of("6/m", algorithm=algorithm)
+
+    assert bucket.give_back(None, p, 1, 1, START, START) is None
+
+
+ENTRIES = tuple(WindowEntry(104 + number, 1, START + number * TEN) for number in (1, 2, 3))
+"""Three hits that expire one after another."""
+
+
+@pytest.mark.parametrize(("cost", "wait"), [(1, TEN), (2, 2 * TEN), (3, 3 * TEN)])
+def test_a_refused_hit_waits_for_as_many_hits_as_it_needs(cost: int, wait: int) -> None:
+    window, p = limit_of("3/m")
+
+    assert window.peek(ENTRIES, p, cost, START) == (False, 0, wait, 3 * TEN, TEN)
+
+
+def test_a_hit_joins_the_last_entry_if_both_expire_at_once() -> None:
+    window, p = limit_of("9/m")
+    state = (*ENTRIES[:2], ENTRIES[2]._replace(expiry=START + MINUTE))
+
+    after, _ = window.consume(state, p, 1, START)
+
+    assert after == (*ENTRIES[:2], WindowEntry(108, 2, START + MINUTE))
+
+
+def test_a_slice_is_added_though_a_share_is_full() -> None:
+    window, p = limit_of("300/m", share=0.01)
+
+    after, _ = window.consume((*ENTRIES, WindowEntry(108, 1, START + 4 * TEN)), p, 1, START, over=True)
+
+    assert (p.capacity, len(after)) == (3, 5)
+
+
+@pytest.mark.parametrize(("cost", "total"), [(2, 2**52 - 1), (3, 2**51), (4, 2**51 + 1)])
+def test_a_running_total_is_lowered_before_it_is_inexact(cost: int, total: int) -> None:
+    window, p = limit_of("9/m")
+
+    after, verdict = window.consume((WindowEntry(2**52 - 3, 1, START + TEN),), p, cost, START)
+
+    assert (after[-1].total, verdict.remaining) == (total, 9 - 1 - cost)
+
+
+VALUES = {"a": START + 3 * TEN, "b": START + TEN}
+"""Two values, of which one is forgotten before the other."""
+
+
+@pytest.mark.parametrize(
+    ("rate", "value", "cost", "verdict"),
+    [
+        ("3/m", "c", 1, (True, 1, 0, 3 * TEN, TEN)), ("2/m", "c", 1, (False, 0, TEN, 3 * TEN, TEN)),
+        ("2/m", "a", 1, (True, 0, 0, 3 * TEN, TEN)), ("2/m", "c", 0, (True, 0, 0, 3 * TEN, TEN)),
+    ],
+    ids=["there is room", "there is no room", "a known value", "a free hit"],
+)  # fmt: skip
+def test_different_values_wait_until_one_is_forgotten(rate: str, value: str, cost: int, verdict: Any) -> None:
+    values, p = limit_of(rate, distinct=True)
+
+    assert values.peek(VALUES, p._replace(value=value), cost, START) == verdict
+    assert values.expiry(VALUES) == START + 3 * TEN
+
+
+def test_a_new_value_is_known_for_a_window() -> None:
+    values, p = limit_of("3/m", distinct=True)
+
+    after, verdict = values.consume(VALUES, p._replace(value="c"), 1, START)
+
+    assert (after, verdict) == ({**VALUES, "c": START + MINUTE}, (True, 0, 0, MINUTE, TEN))
+
+
+def test_a_fixed_window_that_is_not_open_has_nothing_to_reset() -> None:
+    window, p = limit_of("5/m", algorithm="fixed_window")
+
+    assert window.peek(None, p, 1, START) == (True, 5, 0, 0, NEVER)
+
+
 # --- calendar ---------------------------------------------------------------------------------------------------------
 
 UNITS = [("second", 1), ("second", 15), ("minute", 1), ("minute", 20), ("hour", 1), ("hour", 6)]
@@ -352,6 +499,15 @@ def test_a_moment_outside_the_periods_that_a_caller_sends_is_reported(
     assert [name for name, now in moments.items() if limit.algorithm.is_outside(p, now)] == outside
 
 
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "calendar"])
+def test_the_parameters_of_other_algorithms_hold_at_any_moment(algorithm: Any) -> None:
+    limit = Rule.make("rule", "5/m", algorithm=algorithm).limits[0]
+    p = limit.parameters(START)
+
+    assert [limit.algorithm.is_outside(p, now) for now in (0, START, START + 10 * HOUR)] == [False] * 3
+    assert limit.parameters(START + 10 * HOUR) == p
+
+
 def test_a_hit_in_the_next_period_counts_in_that_one() -> None:
     limit = Rule.make("rule", "5/h", algorithm="calendar").limits[0]
     p = limit.parameters(moment("2026-11-21T12:30+00:00"))
@@ -377,10 +533,14 @@ def test_a_window_that_does_not_fit_the_calendar_is_refused(rate: str) -> None:
 
 
 def test_the_error_of_a_window_that_does_not_fit_the_calendar_points_at_the_window() -> None:
-    with pytest.raises(RateError, match=r"Use, for example, '10/15m', '100/6h', '1000/day' or '5000/month'") as caught:
+    with pytest.raises(RateError) as caught:
         Rule.make("rule", "100/7s", algorithm="calendar")
 
-    assert caught.value.position == len("100/")
+    assert str(caught.value) == (
+        "'100/7s' is not a rate: its window does not fit the calendar (at position 4). "
+        "Seconds must divide a minute, minutes an hour, hours a day and months a year; days, weeks and years come one "
+        "at a time. Use, for example, '10/15m', '100/6h', '1000/day' or '5000/month'."
+    )
 
 
 @pytest.mark.parametrize(

@@ -111,5 +111,16 @@ def test_a_lazy_attribute_belongs_to_its_object() -> None:
     assert (one.computed, other.computed) == (1, 1)
 
 
+def test_a_lazy_attribute_of_the_class_is_an_error_that_names_both() -> None:
+    with pytest.raises(AttributeError, match=r"^Lazy\.slow is an attribute of instances\.$"):
+        _ = Lazy.slow
+
+
+def test_an_attribute_is_kept_although_another_object_has_one_of_its_name() -> None:
+    owner = SimpleNamespace(_theirs=5)
+
+    assert (kept_on(owner, "_ours", lambda: 6), owner._theirs, owner._ours) == (6, 5, 6)
+
+
 def test_a_lazy_attribute_has_the_docstring_of_its_function() -> None:
     assert vars(Lazy)["slow"].__doc__ == "Say how often it was computed."

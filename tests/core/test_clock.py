@@ -1,11 +1,25 @@
 """Durations in words, and which clock decides. What `freeze` takes is in `tests/api/test_testing.py`."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from django_quota.core.clock import SECOND, frozen_now, in_words, machine_now, now, steady_now, time_alone, use_clock
+from django_quota.core.clock import (
+    SECOND,
+    elapsed,
+    frozen_now,
+    in_words,
+    machine_now,
+    microseconds_of,
+    moment_of,
+    now,
+    steady_now,
+    time_alone,
+    use_clock,
+)
 from django_quota.testing import freeze
 from tests.support.steps import START
 
@@ -84,9 +98,39 @@ def test_a_new_clock_of_the_process_returns_the_one_before_it() -> None:
     assert [use_clock(clock), use_clock(None)] == [None, clock]
 
 
-def test_the_time_of_the_machine_is_never_frozen() -> None:
+def test_the_time_of_the_machine_is_never_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: (START + 7) * 1_000 + 999)
+
     with freeze(START):
-        assert machine_now() != START
+        assert machine_now() == START + 7
+
+
+def test_without_a_clock_of_a_test_now_is_the_time_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: (START + 7) * 1_000 + 999)
+
+    assert now() == START + 7
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="This system has no clock that goes on in its sleep.")
+def test_the_steady_clock_goes_on_while_the_machine_sleeps() -> None:
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000
+    found = steady_now()
+    after = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000
+
+    assert before <= found <= after
+
+
+def test_waits_are_measured_in_seconds_that_never_go_back() -> None:
+    assert time.monotonic() <= elapsed() <= time.monotonic()
+
+
+def test_a_moment_is_the_same_in_microseconds_and_as_a_datetime() -> None:
+    moment = datetime(2026, 11, 21, 13, 30, 0, 5, tzinfo=timezone(timedelta(hours=1)))
+
+    found = microseconds_of(moment)
+
+    assert (found, moment_of(found)) == (1_795_264_200_000_005, moment)
+    assert moment_of(found).tzinfo is UTC
 
 
 def test_a_context_of_the_time_alone_has_no_other_variable() -> None:

@@ -107,6 +107,98 @@ def test_an_enforced_refusal_binds_before_a_denial_without_the_store_that_is_not
     assert (joined.enforced, joined.rule, joined.retry_after) == (True, "hard", 8)
 
 
+ALLOWED, REFUSED = Decision.of((outcome("a"),)), Decision.of((refused("b"),))
+SOFTLY_REFUSED = Decision.of((refused("s", enforced=False),))
+FREE = Decision.without_limit("f", "user:2")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "rule", "allowed", "enforced", "outcomes_"),
+    [
+        (ALLOWED, REFUSED, "b", False, True, 2), (ALLOWED, SOFTLY_REFUSED, "s", False, False, 2),
+        (SOFTLY_REFUSED, REFUSED, "b", False, True, 2), (ALLOWED, DENIED, "d", False, True, 1),
+        (ALLOWED, SOFTLY_DENIED, "d", False, False, 1), (REFUSED, SOFTLY_DENIED, "b", False, True, 1),
+        (ALLOWED, FREE, "a", True, False, 1), (ALLOWED, NOTHING, "a", True, False, 1),
+        (SOFTLY_REFUSED, SOFTLY_DENIED, "s", False, False, 1), (REFUSED, DENIED, "b", False, True, 1),
+    ],
+    ids=[
+        "a refusal", "a refusal that is not enforced", "an enforced refusal and another", "a denial",
+        "a denial that is not enforced", "a refusal and a denial that is not enforced", "no limit", "no rule",
+        "a refusal and a denial, neither enforced", "a refusal and a denial",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
+def test_of_two_decisions_the_stricter_one_speaks_for_both(
+    order: int, one: Decision, other: Decision, rule: str, allowed: bool, enforced: bool, outcomes_: int
+) -> None:
+    first, second = (one, other)[::order]
+
+    both = first.combined_with(second)
+
+    assert (both.rule, both.allowed, both.enforced, len(both.outcomes)) == (rule, allowed, enforced, outcomes_)
+
+
+def test_of_two_decisions_without_outcomes_the_first_speaks_for_both() -> None:
+    assert (FREE.combined_with(NOTHING).rule, NOTHING.combined_with(FREE).rule) == ("f", "")
+
+
+UNLIMITED = outcome("u")._replace(remaining=None, over=7)
+
+
+def test_a_limit_that_only_counts_allows_and_gives_no_numbers() -> None:
+    decision = Decision.of((UNLIMITED,), degraded=True)
+
+    assert (decision.allowed, decision.enforced, decision.degraded) == (True, False, True)
+    assert (decision.binding, decision.rule, decision.subject) == (None, "u", "user:1")
+    assert (decision.limit, decision.remaining, decision.used, decision.reset_after) == (None, None, None, 0.0)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
+@pytest.mark.parametrize(
+    "limited",
+    [outcome("l"), outcome("l", shadow=True, remaining=10**15), refused("l", shadow=True), refused("l")],
+    ids=["allowed", "a shadow", "a refused shadow", "refused"],
+)
+def test_a_limit_binds_before_one_that_only_counts(limited: Outcome, order: int) -> None:
+    assert Decision.of((UNLIMITED, limited)[::order]).rule == "l"
+
+
+def test_a_decision_has_the_numbers_of_the_limit_that_binds() -> None:
+    decision = Decision.of((outcome("a", remaining=4, cost=2, reset=7.0), outcome("b", remaining=9)))
+
+    assert (decision.rule, decision.subject, decision.cost) == ("a", "user:1", 2)
+    assert (decision.limit, decision.remaining, decision.used) == (10, 4, 6)
+    assert (decision.retry_after, decision.reset_after) == (0.0, 7.0)
+    assert (decision.degraded, decision.approximate) == (False, False)
+
+
+def test_a_decision_by_units_that_were_taken_ahead_is_approximate() -> None:
+    decision = Decision.approximately_allowed(lambda: (outcome("a"),))
+
+    assert (decision.allowed, decision.enforced, decision.degraded, decision.approximate) == (True, False, False, True)
+    assert decision == Decision(True, _given=(outcome("a"),), approximate=True)
+
+
+def test_an_outcome_has_the_window_of_its_limit_in_seconds() -> None:
+    assert (outcome().window, Outcome(Concurrency("s", 2), "user:1", 1, True, 1, 0.0, 0.0).window) == (60, None)
+
+
+@pytest.mark.parametrize(
+    ("cost", "sentence"),
+    [
+        (0, "Rule 'r' admits 10 per minute for user:1; try again in 3 seconds."),
+        (1, "Rule 'r' admits 10 per minute for user:1; try again in 3 seconds."),
+        (
+            2,
+            "Rule 'r' admits 10 per minute for user:1. This hit needs 2; 1 of 10 are left; try again in 3 seconds.",
+        ),
+    ],
+    ids=["free", "one unit", "two units"],
+)
+def test_a_refusal_says_what_is_left_if_a_hit_needs_several_units(cost: int, sentence: str) -> None:
+    assert Decision.of((refused(cost=cost, remaining=1),)).explain() == sentence
+
+
 def test_a_decision_that_allows_raises_nothing() -> None:
     allowed = Decision.of((outcome(),))
     assert allowed.raise_if_refused() is allowed
@@ -146,6 +238,30 @@ def test_two_decisions_together_are_as_uncertain_as_either(flag: str, one: bool,
 @pytest.mark.parametrize(("slots", "words"), [(1, "1 at once"), (1_200, "1,200 at once")])
 def test_a_limit_of_slots_is_shown_where_others_have_a_rate(slots: int, words: str) -> None:
     assert str(Concurrency("export", slots).rate) == words
+
+
+def test_a_limit_of_slots_has_the_attributes_of_a_limit() -> None:
+    limit = Concurrency("export", 3)
+
+    assert (limit.rule, limit.capacity, limit.algorithm_name, limit.unit, limit.window, limit.rate.window) == (
+        "export", 3, "concurrency", "concurrent-requests", None, "at-once",
+    )  # fmt: skip
+
+
+def test_a_decision_is_shown_with_all_that_it_says() -> None:
+    decision = Decision.of((refused("a"),), degraded=True)
+
+    assert repr(decision) == (
+        "Decision(allowed=False, rule='a', subject='user:1', cost=1, "
+        f"outcomes={decision.outcomes!r}, degraded=True, enforced=True)"
+    )
+
+
+@pytest.mark.parametrize("changed", ["allowed", "enforced", "degraded", "approximate"])
+def test_decisions_that_differ_in_one_thing_are_not_equal(changed: str) -> None:
+    flags: Any = {changed: not getattr(REFUSED, changed)}
+
+    assert replace(REFUSED, **flags) != REFUSED
 
 
 def test_a_decision_is_no_other_thing() -> None:
@@ -205,7 +321,7 @@ def test_the_outcome_of_a_rule_is_that_of_its_tightest_rate() -> None:
 
 
 def test_the_outcome_of_a_rule_that_was_not_asked_is_an_error() -> None:
-    with pytest.raises(RuleError, match=r"Rule 'c' is not in this decision\. It has 'a', 'b'\."):
+    with pytest.raises(RuleError, match=r"^Rule 'c' is not in this decision\. It has 'a', 'b'\.$"):
         SEVERAL.of_rule("c")
 
 

@@ -80,15 +80,34 @@ def test_above_an_overrides_limit_a_value_is_known_until_the_very_end_of_its_win
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        pytest.param({"value": "a"}, "counts hits, not values", id="a value without distinct"),
-        pytest.param({"distinct": True}, "take the value as value=", id="no value"),
-        pytest.param({"distinct": True, "value": 1.5}, "a string, bytes or a whole number", id="a float"),
-        pytest.param({"distinct": True, "value": "a", "cost": 2}, "a hit costs 1, not 2", id="a cost"),
+        pytest.param(
+            {"value": "a"},
+            "value= is given, but rule '3/d' counts hits, not values. Use distinct=True.",
+            id="a value without distinct",
+        ),
+        pytest.param(
+            {"distinct": True},
+            (
+                "Rule '3/d' counts different values: check() and peek() take the value as value=. reset() forgets "
+                "all of them; refund() and reserve() do not work with such a rule."
+            ),
+            id="no value",
+        ),
+        pytest.param(
+            {"distinct": True, "value": 1.5}, "value= is float. Use a string, bytes or a whole number.", id="a float"
+        ),
+        pytest.param(
+            {"distinct": True, "value": "a", "cost": 2},
+            "Rule '3/d' counts different values: a hit costs 1, not 2.",
+            id="a cost",
+        ),
     ],
 )
 def test_a_call_with_a_wrong_value_or_cost_is_an_error(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(RuleError, match=says):
+    with pytest.raises(RuleError) as refused:
         check("3/d", SUBJECT, **options)
+
+    assert str(refused.value) == says
 
 
 WRONG_KEYS = pytest.mark.parametrize("key", ["header:", "nothing", 5])

@@ -278,7 +278,9 @@ class TestReceivers:
     def test_one_that_cannot_be_called_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         asyncio.run(self.check_both_ways())
 
-        assert "receivers of a signal were called" in caplog.text
+        found = [(record.name, *record.getMessage().partition(": ")[::2]) for record in caplog.records]
+        assert [each[:2] for each in found] == [("django_quota.signals", "Not all receivers of a signal were called")]
+        assert "'subject': 'ip:192.0.2.1'" in found[0][2]
 
     @pytest.mark.usefixtures("memory_store")
     @pytest.mark.parametrize(

@@ -6,8 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
+from django_quota.core import errors
 from django_quota.core.errors import StoreFull, Translatable, did_you_mean, nearest, without_secrets
-from django_quota.exceptions import ConfigurationError, CounterError, LeaseLost, RateError, StoreUnavailable
+from django_quota.exceptions import (
+    ConfigurationError,
+    CounterError,
+    LeaseLost,
+    QuotaError,
+    QuotaExceeded,
+    RateError,
+    RuleError,
+    StoreUnavailable,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +30,7 @@ from django_quota.exceptions import ConfigurationError, CounterError, LeaseLost,
         pytest.param("arch", ["shop.views.search"], " Known: shop.views.search.", id="a part of its last part"),
         pytest.param("x", ["two", "one"], " Known: one, two.", id="nothing similar"),
         pytest.param("x", [], "", id="nothing known"),
+        pytest.param("search", ["sear", "searche", "seat"], " Did you mean 'searche'?", id="the best of several"),
     ],
 )
 def test_an_unknown_word_gets_the_nearest_known_one(word: str, known: list[str], says: str) -> None:
@@ -54,6 +65,48 @@ def test_an_unknown_word_gets_the_nearest_known_one(word: str, known: list[str],
 )
 def test_an_error_is_one_or_two_sentences(error: Exception, says: str) -> None:
     assert str(error) == says
+
+
+@pytest.mark.parametrize(
+    ("error", "kinds"),
+    [
+        (errors.ConfigurationError, [QuotaError]), (errors.RuleError, [ConfigurationError, ValueError]),
+        (errors.AlgorithmError, [RuleError]), (errors.SubjectKeyError, [RuleError]), (errors.RateError, [RuleError]),
+        (errors.CounterError, [QuotaError]), (errors.LeaseLost, [QuotaError]), (QuotaExceeded, [QuotaError]),
+        (errors.StoreUnavailable, [QuotaError]), (errors.StoreRefusesWrites, [StoreUnavailable]),
+        (errors.StoreOutOfMemory, [errors.StoreRefusesWrites]), (errors.StorePermissionDenied, [StoreUnavailable]),
+        (errors.StoreCommandDenied, [errors.StorePermissionDenied]), (errors.StoreDataError, [StoreUnavailable]),
+        (errors.StoreConnectionLost, [StoreUnavailable]), (errors.StoreFull, [StoreUnavailable]),
+        (errors.StoreBusy, [StoreUnavailable]), (QuotaError, [Exception]),
+    ],
+    ids=lambda each: each.__name__ if isinstance(each, type) else "",
+)  # fmt: skip
+def test_who_catches_a_kind_of_error_catches_the_narrower_ones(error: type[Exception], kinds: list[type]) -> None:
+    assert list(error.__bases__) == kinds
+
+
+def test_the_error_of_a_store_is_one_of_redis_unless_it_says_otherwise() -> None:
+    assert StoreUnavailable("gone").is_of_database is False
+
+
+def test_the_reason_of_an_unavailable_store_has_no_secret() -> None:
+    error = StoreUnavailable("no answer of redis://joe:s3cret@host")
+
+    shown = "no answer of redis://***@host"
+    assert (error.reason, error.args) == (shown, (shown,))
+
+
+def test_the_error_of_a_counter_has_its_parts() -> None:
+    error = CounterError("clicks", "user:1", "it is full.")
+
+    assert (error.counter, error.subject, error.problem) == ("clicks", "user:1", "it is full.")
+
+
+def test_the_error_of_a_rate_has_its_place() -> None:
+    error = RateError("5/x", 2, "no", "Use s.", "ban")
+
+    assert (error.place, error.text, error.position, error.problem, error.hint) == ("ban", "5/x", 2, "no", "Use s.")
+    assert RateError("5/x", 2, "no", "Use s.").place == ""
 
 
 def test_a_lost_lease_says_which_one_it_was() -> None:

@@ -299,6 +299,21 @@ def test_a_block_is_left_with_its_error_which_it_does_not_hide(error: BaseExcept
     assert block.left_with == [error]
 
 
+def test_a_block_must_say_how_it_is_entered() -> None:
+    with pytest.raises(NotImplementedError), FlowBlock[str]():
+        pass
+
+
+def test_a_block_must_say_how_it_is_left() -> None:
+    class Endless(FlowBlock[str]):
+        def entering(self) -> Flow[str]:
+            yield from ()
+            return "entered"
+
+    with pytest.raises(NotImplementedError), Endless():
+        pass
+
+
 def test_a_block_is_left_to_its_end_by_a_task_that_is_cancelled_while_it_leaves() -> None:
     async def cancel() -> tuple[bool, bool]:
         steps = TwoCalls()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota.core.overrides import MAX_LOOK_UPS, Override, OverrideTable
+from django_quota.core.overrides import Override, OverrideTable
 from tests.support.inputs import inputs
 
 ADDRESSES = ("0.0.0.0", "192.0.2.1", "192.0.2.2", "255.255.255.255", "::", "2001:db8::1", "2001:db8:0:1::1")
@@ -165,10 +165,23 @@ def test_a_look_up_that_a_change_overtakes_is_not_remembered() -> None:
 
 
 def test_what_is_remembered_of_many_subjects_stays_small() -> None:
-    table = OverrideTable([Override(1, "*", "*", "blocked")])
-    for number in range(2 * MAX_LOOK_UPS):
+    table, most = OverrideTable([Override(1, "*", "*", "blocked")]), 8_192
+
+    sizes = []
+    for number in range(most + 1):
         table.find("a", f"user:{number}", 0)
-    assert len(table._found) <= MAX_LOOK_UPS
+        sizes.append(len(table._found))
+
+    assert (max(sizes), sizes[-1]) == (most, 1)
+
+
+def test_a_block_that_another_one_follows_at_once_ends_with_that_one() -> None:
+    first = Override(1, "user:1", "a", "blocked", ends=5)
+    later = Override(2, "*", "*", "blocked", begins=5, ends=9)
+
+    found = OverrideTable([first, later]).find("a", "user:1", 1)
+
+    assert found == first._replace(ends=9)
 
 
 def test_a_block_that_another_one_without_an_end_follows_has_no_end() -> None:

@@ -1,6 +1,7 @@
 """What a process imports when it starts: the names of the package come when they are used, and pages with the URLs."""
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -59,18 +60,36 @@ def test_a_name_of_the_package_is_the_one_of_its_home(home: str) -> None:
     assert [getattr(django_quota, name) for name in HOMES[home]] == [getattr(module, name) for name in HOMES[home]]
 
 
+def test_a_name_that_was_used_is_found_at_once_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(django_quota), "check", raising=False)
+
+    used = django_quota.check
+
+    assert vars(django_quota)["check"] is used
+
+
 def test_type_checkers_find_the_same_homes() -> None:
     tree = ast.parse(Path(django_quota.__file__).read_text())
     imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.col_offset == 4]
     assert {str(node.module): tuple(each.name for each in node.names) for node in imported} == HOMES
 
 
+def test_the_version_is_the_newest_one_of_the_changelog() -> None:
+    newest = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+    assert newest is not None
+    assert newest[1] == django_quota.__version__
+
+
 def test_dir_has_the_names_that_nobody_has_used() -> None:
-    assert set(django_quota.__all__) <= set(dir(django_quota))
+    names = django_quota.__dir__()
+
+    assert set(django_quota.__all__) | {"__version__"} <= set(names)
+    assert list(names) == sorted(names)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'django_quota' has no attribute 'chekc'"):
+    with pytest.raises(AttributeError, match=r"^module 'django_quota' has no attribute 'chekc'$"):
         django_quota.chekc  # type: ignore[attr-defined]  # noqa: B018
 
 

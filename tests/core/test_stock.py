@@ -213,6 +213,22 @@ def test_a_hit_is_counted_by_a_counter_that_held_nothing() -> None:
     assert after == Total(-3, 75)
 
 
+def test_what_a_counter_holds_has_the_attributes_of_a_limit() -> None:
+    held = Held("credits", 120)
+
+    assert (held.rule, held.capacity, held.algorithm_name, held.unit, held.window) == (
+        "credits", 120, "stock", "units", None,
+    )  # fmt: skip
+    assert (held.rate.count, held.rate.window, held.rate.in_words()) == (120, "left", "120 left")
+
+
+def test_the_limit_of_a_counter_is_sent_with_its_times() -> None:
+    limit = StockLimit("credits", ttl=30, lease=7)
+
+    assert limit.encoded == ("stock", "1000000000000000", "30", "7")
+    assert limit.parameters(0) == limit.timeless_parameters == (10**15, 30, 7, 0, "", 0)
+
+
 @pytest.mark.parametrize(("units", "words"), [(1, "1 left"), (1_200, "1,200 left")])
 def test_what_a_counter_holds_is_shown_where_a_limit_has_its_rate(units: int, words: str) -> None:
     assert str(Held("credits", units).rate) == words

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from django_quota import Rule
+from django_quota.adapters import dotted_path
 from django_quota.core.algorithms.calendar import edges
 from django_quota.core.algorithms.subscription import same_periods
 from django_quota.core.errors import RuleError
@@ -99,6 +100,14 @@ def test_each_moment_is_in_one_period_whose_edges_are_midnights(starts: date, un
 @given(starts=DATES, unit=UNITS, now=MOMENTS)
 def test_few_days_stand_for_all(starts: date, unit: str, now: int) -> None:
     assert edges(unit, 1, "UTC", now, same_periods(starts)) == edges(unit, 1, "UTC", now, starts)
+
+
+@pytest.mark.parametrize("day", [date(2026, 1, 31), date(2048, 2, 29), date(1999, 1, 1), date(2040, 12, 31)], ids=str)
+def test_a_day_has_the_periods_of_one_on_the_same_weekday(day: date) -> None:
+    found = same_periods(day)
+
+    assert (found.month, found.day, found.weekday()) == (day.month, day.day, day.weekday())
+    assert 2000 <= found.year <= 2027
 
 
 @inputs(500)
@@ -305,24 +314,55 @@ def test_no_store_differs_while_the_day_changes(raw: redis.Redis) -> None:
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
+NOT_CALLED = "cannot be called with (subject). Use, for example, lambda subject: ..."
+A_DATETIME = datetime(2026, 1, 1, tzinfo=UTC)
+STARTS = (
+    "is neither a date, nor a function of the subject, nor the dotted path of one. "
+    "Use, for example, 'shop.plans.started', a function that returns the day on which a plan began."
+)
+
+
+def no_arguments() -> None:
+    """Stand for a function that takes no subject."""
+
 
 @pytest.mark.parametrize(
     ("rate", "options", "problem"),
     [
-        ("10/m", {"algorithm": "calendar"}, "weeks, months and years begin, but 10/m has none.*such as '1000/month'"),
-        ("10/m", {}, "starts= is not an option of 'sliding_window'. It is one of calendar"),
-        ("10/m", {"distinct": True}, "starts= is not an option of 'sliding_window'"),
-        ("9/month", {"algorithm": "calendar", "prefetch": True}, "prefetch= cannot be combined with starts="),
+        (
+            "10/m",
+            {"algorithm": "calendar"},
+            (
+                "starts= says where weeks, months and years begin, but 10/m has none. Leave out starts=, or use a "
+                "rate such as '1000/month'."
+            ),
+        ),
+        ("10/m", {}, "starts= is not an option of 'sliding_window'. It is one of calendar."),
+        ("10/m", {"distinct": True}, "starts= is not an option of 'sliding_window'. It is one of calendar."),
+        (
+            "9/month",
+            {"algorithm": "calendar", "prefetch": True},
+            (
+                "prefetch= cannot be combined with starts=: a count goes on if the subject's day changes, and its "
+                "units must not end before it. Leave out prefetch=."
+            ),
+        ),
         (
             "9/month",
             {"algorithm": "calendar", "starts": 15},
-            "starts=15 is neither a date, nor a function of the subject",
+            f"starts=15 {STARTS}",
         ),
-        ("9/month", {"algorithm": "calendar", "starts": datetime(2026, 1, 1, tzinfo=UTC)}, "is neither a date"),
-        ("9/month", {"algorithm": "calendar", "starts": lambda: None}, r"cannot be called with \(subject\)"),
+        ("9/month", {"algorithm": "calendar", "starts": A_DATETIME}, f"starts={A_DATETIME!r} {STARTS}"),
+        (
+            "9/month",
+            {"algorithm": "calendar", "starts": no_arguments},
+            f"starts={dotted_path(no_arguments)} {NOT_CALLED}",
+        ),
     ],
     ids=["no period", "algorithm", "distinct", "prefetch", "number", "datetime", "arguments"],
 )
 def test_a_start_that_does_not_fit_is_an_error(rate: str, options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(RuleError, match=problem):
+    with pytest.raises(RuleError) as refused:
         Rule.make("api", rate, **{"starts": date(2026, 1, 1), **options})
+
+    assert str(refused.value) == problem
