@@ -1,7 +1,8 @@
 """System checks of settings, rules and views: each finding has an id and a hint. docs/settings.md lists them."""
 
+import shlex
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -706,8 +707,9 @@ def test_the_checks_never_raise(quota: dict[str, Any]) -> None:
 
 
 def _database_findings() -> list[tuple[str, str]]:
+    """Return the id of each finding, and its message with the hint."""
     found = run_checks(tags=["database"], databases=["default"])
-    return [(str(each.id).removeprefix("django_quota."), each.msg) for each in found]
+    return [(str(each.id).removeprefix("django_quota."), f"{each.msg} {each.hint}") for each in found]
 
 
 def test_our_tag_asks_no_database(tmp_path: Path) -> None:
@@ -732,10 +734,11 @@ class TestW031TheTablesOfOverridesAreMissing:
     def test_it_names_them(self) -> None:
         migrate_others()
 
-        ((code, message),) = _database_findings()
-
-        assert code == "W031"
-        assert "does not have the tables django_quota_overridechange, django_quota_quotaoverride" in message
+        words = (
+            "The database 'default' does not have the tables django_quota_overridechange, django_quota_quotaoverride. "
+            "Run `manage.py migrate --database default`. If this is `migrate`, it makes them now."
+        )
+        assert _database_findings() == [("W031", words)]
 
     def test_the_first_migrate_of_a_site_is_no_finding(self) -> None:
         assert _database_findings() == []
@@ -762,7 +765,7 @@ class TestW031TheTablesOfTheStoreAreMissing:
         (message,) = [text for code, text in _database_findings() if code == "W031"]
 
         assert message.startswith("The database 'default' does not have the tables ")
-        assert message.endswith("missing_state.")
+        assert "missing_state. Run `manage.py migrate --database default`." in message
 
     def test_a_file_of_sqlite_makes_them_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_quota.http.checks.vendor_of", lambda alias: "sqlite")
@@ -776,32 +779,60 @@ class TestW031TheTablesOfTheStoreAreMissing:
         assert _database_findings() == []
 
 
+BEGIN, LATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), datetime(9999, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(
-    ("rule", "expires", "finds"),
+    ("rule", "expires", "says"),
     [
-        pytest.param("*", None, "without an end: nothing is limited", id="all rules for ever"),
-        pytest.param("api", None, "without an end: rule 'api' limits nobody", id="one rule"),
-        pytest.param("*", timedelta(days=30), ": nothing is limited", id="for a month"),
-        pytest.param("*", timedelta(seconds=-1), "", id="over"),
+        pytest.param("*", None, "without an end: nothing is limited. `{} '*'`", id="all rules for ever"),
+        pytest.param("api", None, "without an end: rule 'api' limits nobody. `{} api`", id="one rule"),
+        pytest.param(
+            "*", LATE, "until 9999-01-02 03:04+00:00: nothing is limited. `{} '*'`", id="until a day that is far"
+        ),
+        pytest.param("*", BEGIN + timedelta(days=1), "", id="over"),
     ],
 )
-def test_w043_an_override_exempts_everybody(rule: str, expires: Any, finds: str, database: Any) -> None:
-    begins = timezone.now() - timedelta(days=1)
-    ends = None if expires is None else timezone.now() + expires
-    QuotaOverride.objects.create(subject="*", rule=rule, mode="exempt", starts=begins, expires=ends)
+def test_w043_an_override_exempts_everybody(rule: str, expires: Any, says: str, database: Any) -> None:
+    QuotaOverride.objects.create(subject="*", rule=rule, mode="exempt", starts=BEGIN, expires=expires)
     QuotaOverride.objects.create(subject="user:*", mode="exempt")
-    found = _database_findings()
-    assert [code for code, _ in found] == ["W043"] * bool(finds)
-    assert all(finds in message for _, message in found)
+    words = says.format("manage.py quota_override clear '*' --rule")
+
+    assert _database_findings() == [("W043", f"An override exempts everybody {words} deletes it.")] * bool(says)
 
 
 @pytest.mark.parametrize("subject", ["ip:*", "ip:0.0.0.0/0", "ip:::/0"])
 def test_w043_an_override_exempts_all_addresses(subject: str, database: Any) -> None:
     QuotaOverride.objects.create(subject=subject, mode="exempt")
     QuotaOverride.objects.create(subject="ip:10.0.0.0/8", mode="exempt")
-    ((code, message),) = _database_findings()
-    assert code == "W043"
-    assert message.startswith(f"An override exempts all clients of '{subject}' without an end: no rule limits them.")
+    words = (
+        f"An override exempts all clients of '{subject}' without an end: no rule limits them. `manage.py "
+        f"quota_override clear {shlex.quote(subject)} --rule '*'` deletes it."
+    )
+    assert _database_findings() == [("W043", words)]
+
+
+def test_w043_an_override_exempts_all_addresses_of_one_rule(database: Any) -> None:
+    QuotaOverride.objects.create(subject="ip:*", rule="api", mode="exempt")
+
+    ((_, message),) = _database_findings()
+
+    assert message.startswith("An override exempts all clients of 'ip:*' without an end: rule 'api' limits none of")
+
+
+def test_w043_overrides_are_in_the_order_of_their_subjects_and_rules(database: Any) -> None:
+    for subject, rule in (("ip:*", "b"), ("ip:*", "a"), ("*", "c")):
+        QuotaOverride.objects.create(subject=subject, rule=rule, mode="exempt")
+
+    found = [message.rpartition("--rule ")[2] for _, message in _database_findings()]
+
+    assert found == ["c` deletes it.", "a` deletes it.", "b` deletes it."]
+
+
+def test_w043_an_override_that_blocks_everybody_is_no_finding(database: Any) -> None:
+    QuotaOverride.objects.create(subject="*", mode="blocked")
+
+    assert _database_findings() == []
 
 
 def test_w032_there_are_too_many_overrides_that_have_not_ended(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -811,7 +842,11 @@ def test_w032_there_are_too_many_overrides_that_have_not_ended(database: Any, mo
     QuotaOverride.objects.bulk_create([*rows[:2], QuotaOverride(subject="org:9", mode="blocked", expires=ended)])
     assert _database_findings() == []
     rows[2].save()
-    words = "3 overrides have not ended. Each process holds all of them, and reads them before its first decision."
+    words = (
+        "3 overrides have not ended. Each process holds all of them, and reads them before its first decision. More "
+        "than 2 cost much memory and time. Tiers are made for large groups of users; networks and kinds, such as "
+        "user:*, take one override."
+    )
     assert _database_findings() == [("W032", words)]
 
 
