@@ -313,8 +313,37 @@ class TestWrongCost:
         return request
 
     def test_it_is_an_error(self, answered: HttpRequest) -> None:
-        with pytest.raises(RuleError, match=r"settle= of rule 'wrong' returned 1.5. Return a whole number"):
+        with pytest.raises(RuleError) as raised:
             settle(answered, HttpResponse())
+
+        assert str(raised.value) == (
+            "settle= of rule 'wrong' returned 1.5. Return a whole number from 0 to 1000000000000."
+        )
+
+    @pytest.mark.parametrize("cost", [-1, 10**12 + 1, True, None, "5"], ids=repr)
+    def test_it_is_anything_but_a_whole_number_from_0_to_a_million_millions(self, cost: Any) -> None:
+        request = RequestFactory().get("/")
+        attach_decision(request, decide(request, Rule.make("one", "100/h", settle=lambda *_: cost)))
+
+        with pytest.raises(RuleError, match=r"settle= of rule 'one' returned "):
+            settle(request, HttpResponse())
+
+    @pytest.mark.parametrize("cost", [0, 10**12], ids=["nothing", "a million millions"])
+    def test_it_is_not(self, cost: int) -> None:
+        request, rule = RequestFactory().get("/"), Rule.make("one", "100/h", settle=lambda *_: cost)
+        attach_decision(request, decide(request, rule))
+
+        settle(request, HttpResponse())
+
+        assert peek(rule, IP).used == cost
+
+    def test_of_two_the_first_is_the_error(self) -> None:
+        request = RequestFactory().get("/")
+        for name in ("first", "second"):
+            attach_decision(request, decide(request, Rule.make(name, "100/h", settle=lambda *_: -1)))
+
+        with pytest.raises(RuleError, match="'first'"):
+            settle(request, HttpResponse())
 
     def test_its_estimate_stays_spent(self, answered: HttpRequest) -> None:
         with pytest.raises(RuleError):
@@ -335,7 +364,9 @@ class TestWrongCost:
 
         view(RequestFactory().get("/")).close()
 
-        assert "the estimate stays spent" in caplog.text
+        (logged,) = [each for each in caplog.records if each.name == "django_quota.reservations"]
+        assert logged.getMessage() == "settle= failed after a stream had ended: the estimate stays spent."
+        assert (logged.levelname, logged.exc_info is not None) == ("ERROR", True)
         assert left("stream") == 999
 
 
@@ -410,25 +441,39 @@ def test_rules_of_one_name_of_an_exempt_subject_are_given_back_to_its_day_once()
     [
         pytest.param(
             {"settle": 5},
-            "settle=5 is not a function. Use, for example, lambda request, response",
+            "settle=5 is not a function. Use, for example, lambda request, response: len(response.content).",
             id="settle= is a number",
         ),
         pytest.param(
             {"count_when": "path.to"},
-            "count_when='path.to' is not a function. Use, for example, lambda resp",
+            ("count_when='path.to' is not a function. Use, for example, lambda response: response.status_code == 401."),
             id="count_when= is a string",
         ),
         pytest.param(
             {"count_when": bool, "distinct": True},
-            "count_when= cannot be combined with distinct=",
+            (
+                "count_when= cannot be combined with distinct=: a value that was counted cannot be given back. Leave "
+                "out count_when=."
+            ),
             id="count_when= of different values",
         ),
         pytest.param(
-            {"settle": asize}, r"settle=.*asize is async, but the view is not", id="an async function, a sync view"
+            {"settle": asize},
+            f"settle={__name__}.asize is async, but the view is not. Use a sync function.",
+            id="an async function, a sync view",
         ),
-        pytest.param({"name": "same", "count_when": bool}, "same", id="two rules of one name"),
+        pytest.param(
+            {"name": "same", "count_when": bool},
+            (
+                "Two rules are named 'same' (1/m and 9/h), but their limits over one window, their costs or their "
+                "options differ: they would share one count. Give one of them a name of its own."
+            ),
+            id="two rules of one name",
+        ),
     ],
 )
 def test_a_wrong_option_is_an_error_at_import(options: Any, message: str) -> None:
-    with pytest.raises(RuleError, match=message):
+    with pytest.raises(RuleError) as refused:
         quota("9/h", **options)(quota("1/m", name="same")(answer))
+
+    assert str(refused.value) == message

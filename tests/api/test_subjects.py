@@ -415,19 +415,70 @@ class TestFunctions:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("header:", "does not say which. Use, for example, 'header:X-Api-Key'"), ("usr", "Did you mean 'user'"),
-        ("cookie:", "for example, 'cookie:device'"), ("kwarg: ", "for example, 'kwarg:pk'"), ("get", "'get:token'"),
-        ("post:", "for example, 'post:phone'"), ("json", "'json:phone'"), ("ip-24", "Did you mean 'ip/24'"),
-        ("header:HTTP_X_API_KEY", r"as request\.META does\. Write 'header:X-Api-Key'"),
-        ((), "is empty. Use, for example, 'ip'"), ("json:", "is not a path. Use, for example, 'json:phone'"),
-        ("json:user..email", "is not a path. Use"), ("hedaer:x.y", "key='hedaer:x.y' is not a key"),
-        ("", "is not a key"), (None, "is not a key"), (("ip", 5), "is not a key"), ("ip:", "is not a key"),
-        ("tests.nowhere.key", "cannot be imported"), ("tests.api.test_subjects.nothing", "cannot be imported"),
-        ("tests.api.test_subjects.SECRET", "is str. Use a function of the request"), ("..a", "cannot be imp"),
+        ("header:", "key='header:' does not say which. Use, for example, 'header:X-Api-Key'."),
+        ("cookie:", "key='cookie:' does not say which. Use, for example, 'cookie:device'."),
+        ("kwarg: ", "key='kwarg: ' does not say which. Use, for example, 'kwarg:pk'."),
+        ("get", "key='get' does not say which. Use, for example, 'get:token'."),
+        ("post:", "key='post:' does not say which. Use, for example, 'post:phone'."),
+        *(
+            (key, f"key={key!r} is not a path. Use, for example, 'json:phone' or 'json:user.email'.")
+            for key in ("json", "json:", "json:user..email")
+        ),
+        (
+            "header:HTTP_X_API_KEY",
+            "key='header:HTTP_X_API_KEY' names a header as request.META does. Write 'header:X-Api-Key'.",
+        ),
+        *(
+            (key, f"key={key!r} is not a key. Did you mean {near!r}?")
+            for key, near in {
+                "usr": "user", "ip-24": "ip/24", "ip:": "ip", "hedaer:x.y": "header:X-Api-Key", "globl": "global",
+                "jsn:phone": "json:phone", "cooky:device": "cookie:device", "kwrg:pk": "kwarg:pk", "pth": "path",
+                "gt:token": "get:token", "pst:phone": "post:phone", "sesion": "session", "user_or_i": "user_or_ip",
+            }.items()
+        ),
+        *(
+            (
+                key,
+                (
+                    f"key={key!r} is not a key. Use 'ip/24' for 1 to 32 bits of an IPv4 address, or 'ip/24,48' with 1 "
+                    "to 128 bits of an IPv6 address."
+                ),
+            )
+            for key in ("ip/", "ip/0", "ip/33", "ip/24,0", "ip/24,129", "ip/24,", "ip/a", "ip/24,48,1")
+        ),
+        (
+            "",
+            (
+                "key='' is not a key. Known: cookie:device, get:token, global, header:X-Api-Key, ip, ip/24, "
+                "json:phone, kwarg:pk, path, post:phone, session, user, user_or_ip."
+            ),
+        ),
+        ((), "key=() is empty. Use, for example, 'ip'."),
+        (None, "key=None is not a key. Use 'ip', 'user', 'header:X-Api-Key' or a function."),
+        (("ip", 5), "key=5 is not a key. Use 'ip', 'user', 'header:X-Api-Key' or a function."),
+        (
+            "tests.nowhere.key",
+            (
+                "key='tests.nowhere.key' cannot be imported: No module named 'tests.nowhere'. Use the path of a "
+                "function of the request, for example 'shop.limits.key'."
+            ),
+        ),
+        (
+            "tests.api.test_subjects.SECRET",
+            "key='tests.api.test_subjects.SECRET' is str. Use a function of the request.",
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_key_is_refused_with_what_to_write_instead(key: object, text: str) -> None:
-    with pytest.raises(RuleError, match=text):
+    with pytest.raises(SubjectKeyError) as refused:
+        quota("1/m", key=key)
+
+    assert str(refused.value) == text
+
+
+@pytest.mark.parametrize("key", ["tests.api.test_subjects.nothing", "..a"])
+def test_a_key_that_cannot_be_imported_is_refused(key: str) -> None:
+    with pytest.raises(SubjectKeyError, match="cannot be imported"):
         quota("1/m", key=key)
 
 
