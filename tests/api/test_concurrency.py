@@ -96,6 +96,22 @@ class TestRefusals:
         assert [each.enforced for each in request.quota.outcomes] == [False]
 
 
+def test_a_lease_is_not_renewed_unless_its_option_says_so(renewed_often: list[float]) -> None:
+    run(one(plain))
+    assert renewed_often == []
+
+    run(concurrency(1, name="view", renew=True)(plain))
+    assert renewed_often != []
+
+
+def test_a_lease_lasts_30_seconds_unless_its_option_says_so() -> None:
+    def left(request: Any) -> HttpResponse:
+        return HttpResponse(str(slot("view", 1).holders()[0][1]))
+
+    with freeze(START):
+        assert run(one(left)).content == b"30.0"
+
+
 class TestWhoSharesASlot:
     def test_each_subject_of_the_key_has_its_own(self) -> None:
         with slot("view", 1):

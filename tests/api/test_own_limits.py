@@ -77,6 +77,49 @@ def test_the_page_has_the_limits_about_the_caller_wherever_they_match(client: An
         assert limits_view(request_of_ann()).status_code == 503
 
 
+def test_the_page_is_a_list_of_objects(settings: Any) -> None:
+    rules = {"flood": RULES["flood"], "uploads": {"rate": "5/m"}}
+    settings.QUOTA, settings.TIME_ZONE = {**settings.QUOTA, "RULES": rules}, "UTC"
+    with freeze(START + 1):
+        check("flood", "ip:192.0.2.1", 3)
+        found = json.loads(limits_view(request_of_ann()).content)
+
+    flood = {"rule": "flood", "rate": "100/h", "limit": 100, "used": 3, "remaining": 97}
+    uploads = {"rule": "uploads", "rate": "5/m", "limit": 5, "used": 0, "remaining": 5}
+    assert found == {
+        "limits": [
+            {**flood, "until": "2025-11-21T05:40:00+00:00", "state": ""},
+            {**uploads, "until": None, "state": ""},
+        ]
+    }
+
+
+@pytest.mark.parametrize(("mode", "state"), [("b 0 0 -", "blocked"), ("x 0 0 -", "exempt")], ids=["blocked", "exempt"])
+def test_the_page_says_what_an_override_does(mode: str, state: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"uploads": {"rate": "5/m"}}}
+    override(mode, "uploads", "ip:192.0.2.1")
+
+    (found,) = json.loads(limits_view(request_of_ann()).content)["limits"]
+
+    assert (found["rule"], found["state"], found["until"]) == ("uploads", state, None)
+
+
+def test_the_tag_is_a_list_in_html(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"a<b>": {"rate": "5000/m"}}}
+
+    text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
+
+    assert [line.strip() for line in text.splitlines()] == [
+        '<ul class="quota-limits">',
+        "<li>",
+        "<strong>a&lt;b&gt;</strong> <span>5,000 per minute</span><br>",
+        '<meter min="0" max="5000" value="5000" aria-label="a&lt;b&gt;">5,000 of 5,000 left</meter>',
+        "<span>5,000 of 5,000 left</span>",
+        "</li>",
+        "</ul>",
+    ]
+
+
 @pytest.fixture
 def unlimited(either_store: None, rules: None, settings: Any) -> None:
     """Ann's plan has no limit, and she has used 500 units."""
@@ -311,8 +354,11 @@ def test_a_function_that_does_not_fit_the_page_costs_its_own_rule_only(
 ) -> None:
     assert names_on_both() == ["plain"]
     (record,) = [each for each in caplog.records if each.name == "django_quota.web"]
-    assert record.getMessage().startswith("Rule 'odd' is left out of the caller's limits")
-    assert record.exc_info
+    assert record.getMessage() == (
+        "Rule 'odd' is left out of the caller's limits: its functions failed for this request. They get the request of "
+        "the page that shows the limits."
+    )
+    assert (record.levelname, record.exc_info is not None) == ("ERROR", True)
 
 
 @pytest.mark.parametrize(
