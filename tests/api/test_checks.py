@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from rest_framework.urlpatterns import format_suffix_patterns
 
 from django_quota import check, quota
+from django_quota.exceptions import ConfigurationError
 from django_quota.models import QuotaOverride
 from tests.support.databases import default_database, sqlite_database
 from tests.support.findings import REDIS, SETTINGS, TIMEOUTS, findings, ids
@@ -294,7 +295,7 @@ TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
         ([THEIRS], BY_USER, "W003"), ([OURS], site(), ""), ([OURS], site(key=("ip", "user")), "W005"),
         ([OURS], site(rate=TIERS, tier="builtins.str"), ""),
         ([OURS], site(rate=TIERS), "W005"), ([OURS], site(exempt="staff"), "W005"), ([], site("1/m"), ""),
-        ([OURS, "tests.auth"], BY_USER, ""),  # it may set the user
+        ([OURS, "tests.auth"], BY_USER, ""), ([OURS, "AuthMiddleware"], BY_USER, ""),  # it may set the user
         (["nowhere.Middleware", OURS], site(), ""),  # Django says at start that there is no such class
         ([OURS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but no middleware sets it"),
         ([OURS, SESSIONS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but a session in a sig"),
@@ -537,6 +538,7 @@ SITE_URLS = (
     re_path(r"^old/(?P<pk>\d+)/$", page),
     re_path(r"^files?/all/$", page),
     re_path(r"^a-b/$", page),
+    path("docs/", include([path("intro/", page)])),
 )
 
 
@@ -546,7 +548,9 @@ SITE_URLS = (
         *((text, True) for text in ("/", "/api/", "/api/v2/", "/api/v2/users/", "/shop", "/shop/ring/buy/")),
         *((text, True) for text in ("/old/", "/old/12/", "/file/", "/files/all/", "/shop/*/buy/", "/api/**", "re:^/x")),
         *((text, True) for text in ("/a-b/", "host:a.example", {"path": "/shop/", "host": "a.example"})),
+        *((text, True) for text in ("/docs/", "/docs/intro/")),
         *((text, False) for text in ("/apis/", "/shops/", "/older/", "/a-c/", "/ap/*/users/")),
+        *((text, False) for text in ("/docs/other/", "/docs/intro/more/", "/a-b/more/")),
         ({"path": "/apis/", "host": "a.example"}, False), (["/api/", "/apis/"], False),
     ],
 )  # fmt: skip
@@ -769,6 +773,15 @@ class TestW031TheTablesOfTheStoreAreMissing:
 
     def test_a_file_of_sqlite_makes_them_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_quota.http.checks.vendor_of", lambda alias: "sqlite")
+        monkeypatch.setattr("django_quota.http.checks.STATE_TABLE", "missing_state")
+
+        assert _database_findings() == []
+
+    def test_a_database_that_cannot_count_is_not_asked_for_tables(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(alias: str) -> str:
+            raise ConfigurationError("It is MySQL.")
+
+        monkeypatch.setattr("django_quota.http.checks.vendor_of", refuse)
         monkeypatch.setattr("django_quota.http.checks.STATE_TABLE", "missing_state")
 
         assert _database_findings() == []
