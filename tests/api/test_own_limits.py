@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from django.test import RequestFactory
 from django.urls import include, path
 
 from django_quota import Subject, check, limits_of
-from django_quota.http.limits import _log_left_out, limits_view
+from django_quota.http.limits import _log_left_out, limit_in_words, limits_view
 from django_quota.testing import freeze
 from tests.support.outages import no_answer
 from tests.support.overridden import override
@@ -240,6 +241,21 @@ def test_a_period_of_days_ends_on_a_day(rate: str, left: str, settings: Any) -> 
         assert shown() == {"plan": left}
 
 
+@pytest.mark.parametrize(
+    ("earlier", "day"),
+    [pytest.param(60, "1 December", id="a minute"), pytest.param(2_400, "30 November", id="40 minutes")],
+)
+def test_a_period_ends_on_its_day_though_the_clock_of_the_store_is_ahead(earlier: int, day: str, settings: Any) -> None:
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"plan": {**RULES["plan"], "key": "user"}}}
+    with freeze(START):
+        check("plan", "user:7")
+        (outcome,) = limits_of("user:7").outcomes
+        shorter = outcome._replace(reset_after=outcome.reset_after - earlier)
+
+        assert limit_in_words(shorter) == f"9,999 of 10,000 left until {day}"
+
+
 def test_a_block_names_the_time_of_its_end_though_the_limit_is_one_of_days(settings: Any) -> None:
     settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
     override(f"b 0 {START + 60 * SECOND} -", "plan", "org:7")
@@ -267,6 +283,15 @@ def test_the_tag_has_the_rate_in_words() -> None:
     text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
 
     assert "<strong>plan</strong> <span>10,000 per month</span>" in text
+
+
+def test_the_tag_takes_a_request_that_wraps_that_of_django(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"uploads": RULES["uploads"]}}
+    wrapper = SimpleNamespace(_request=request_of_ann())
+
+    text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({"request": wrapper})
+
+    assert "<strong>uploads</strong>" in text
 
 
 def test_the_tag_shows_nothing_where_there_is_no_request() -> None:

@@ -214,6 +214,17 @@ class TestStream:
 
         assert left() == 900
 
+    @pytest.mark.parametrize(
+        "options", [{}, {"settle": size}], ids=["count_when alone", "a cost that would be read at its end"]
+    )
+    def test_what_does_not_count_is_given_back_before_its_end(self, options: dict[str, Any]) -> None:
+        view: Any = quota("5/h", name="failed", count_when=lambda response: False, **options)(
+            lambda request: StreamingHttpResponse(parts(request))
+        )
+
+        with closing(view(RequestFactory().get("/"))):
+            assert left("failed", "5/h") == 5
+
     def test_an_async_stream_is_settled_at_its_end(self) -> None:
         async def read() -> None:
             response: Any = await AsyncClient().get("/astream/")
