@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.core.checks import Warning as CheckWarning
 from django.core.checks import run_checks
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
@@ -21,6 +22,10 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import ViewSet
 
 from django_quota import concurrency, quota
+from django_quota.adapters import register_view_check
+from django_quota.exceptions import ConfigurationError
+from django_quota.http import rule_checks, view_lookup
+from django_quota.http.view_lookup import rules_of_endpoint
 from django_quota.limiting.known_rules import known_rules, known_slots
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -259,3 +264,92 @@ def test_slots_are_known_by_the_names_that_requests_meet(settings: Any) -> None:
     other: Any = concurrency(5)(type("Other", (ViewSet,), {"list": lambda self, request: Response()}))
     settings.ROOT_URLCONF = SimpleURLs(gated.as_view(), other.as_view({"get": "list"}))
     assert known_slots() == [f"{__name__}.Gated", f"{__name__}.Other"]
+
+
+# --- the rules that a request of one method meets ---------------------------------------------------------------------
+
+
+def answer(self: View, request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+class WithHead(View):
+    get = quota("5/m", name="of get")(answer)
+    head = quota("5/m", name="of head")(answer)
+
+
+@pytest.mark.parametrize(
+    ("view", "method", "names"),
+    [
+        pytest.param(VIEWS["twice"][0], "GET", [f"{HERE}.plain#2", f"{HERE}.plain"], id="two on a function"),
+        pytest.param(VIEWS["around-wraps"][0], "POST", [f"{HERE}.plain#2", f"{HERE}.plain"], id="one between them"),
+        pytest.param(Dashboard.as_view(), "GET", [f"{HERE}.Dashboard", f"{HERE}.Dashboard.get"], id="a method"),
+        pytest.param(Dashboard.as_view(), "head", [f"{HERE}.Dashboard", f"{HERE}.Dashboard.get"], id="HEAD of a GET"),
+        pytest.param(Dashboard.as_view(), "POST", [f"{HERE}.Dashboard"], id="another method"),
+        pytest.param(WithHead.as_view(), "HEAD", ["of head"], id="HEAD of its own"),
+        pytest.param(VIEWS["around-a-class"][0], "GET", [f"{HERE}.Base#2", f"{HERE}.Base"], id="around a class"),
+        pytest.param(Things.as_view({"get": "list"}), "GET", [f"{HERE}.Things.list"], id="an action"),
+        pytest.param(Things.as_view({"get": "list"}), "POST", [], id="a method without an action"),
+        pytest.param(
+            VIEWS["around-an-action"][0], "GET", [f"{HERE}.Things(get='list')", f"{HERE}.Things.list"], id="around it"
+        ),
+        pytest.param(plain, "GET", [], id="no limit"),
+    ],
+)
+def test_the_rules_of_a_view_are_in_the_order_in_which_they_are_met(view: Any, method: str, names: list[str]) -> None:
+    assert [rule.name for rule in rules_of_endpoint(view, method)] == names
+
+
+def test_a_viewset_has_no_limit_where_another_url_of_it_has_one() -> None:
+    views = [quota("5/m", name="one url")(Things.as_view({"get": "list"})), Things.as_view({"get": "recent"})]
+
+    names = [[rule.name for rule in rules_of_endpoint(view, "GET")] for view in views]
+
+    assert names == [["one url", f"{HERE}.Things.list"], [f"{HERE}.Things.recent"]]
+
+
+# --- the checks of integrations ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The checks of integrations: none but those of the test."""
+    own: list[Any] = []
+    monkeypatch.setattr(view_lookup, "view_checks", own)
+    monkeypatch.setattr(rule_checks, "view_checks", own)
+    return own
+
+
+@pytest.mark.usefixtures("checks")
+class TestCheckOfAnIntegration:
+    def test_it_gets_the_urls(self, settings: Any) -> None:
+        @register_view_check
+        def check(patterns: Any) -> Any:
+            return [CheckWarning(str(len(patterns)), id="shop.W001")]
+
+        assert [found.msg for found in findings(settings, plain, made("one"))] == ["2"]
+
+    def test_it_stays_the_function_that_it_is(self) -> None:
+        def check(patterns: Any) -> Any:
+            return []
+
+        assert register_view_check(check) is check
+
+    def test_a_message_about_several_views_is_reported_once(self, settings: Any) -> None:
+        @register_view_check
+        def check(patterns: Any) -> Any:
+            return [CheckWarning(text, id=f"shop.W00{number}") for number, text in enumerate(["one", "one", "other"])]
+
+        assert [found.id for found in findings(settings, plain)] == ["shop.W000", "shop.W002"]
+
+    def test_a_wrong_setting_ends_it_and_no_other(self, settings: Any) -> None:
+        @register_view_check
+        def fails(patterns: Any) -> Any:
+            yield CheckWarning("before", id="shop.W001")
+            raise ConfigurationError("It is wrong.")
+
+        @register_view_check
+        def check(patterns: Any) -> Any:
+            return [CheckWarning("other", id="shop.W002")]
+
+        assert [found.msg for found in findings(settings, plain)] == ["before", "other"]
