@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rest_framework.urlpatterns import format_suffix_patterns
 
-from django_quota import check, quota
+from django_quota import check, concurrency, quota
 from django_quota.exceptions import ConfigurationError
 from django_quota.models import QuotaOverride
 from tests.support.databases import default_database, sqlite_database
@@ -284,6 +284,7 @@ def site(value: Any = None, **options: Any) -> dict[str, Any]:
 
 BY_IP = {"rate": "600/m", "key": "ip", "match": "/"}
 BY_USER = site(key="user")
+BY_USERS: Any = quota("1/m", key="user")
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
 
@@ -345,6 +346,46 @@ def test_w017_a_rule_is_reported_once_though_several_views_read_tokens_later(set
     assert found.startswith(
         "W017 Rule 'site' needs the user, and is decided before tests.api.test_checks.One asks Token"
     )
+
+
+def with_tokens(**members: Any) -> Any:
+    return type("Tokens", (View,), {"authentication_classes": [type("Token", (), {})], **members})
+
+
+@pytest.mark.parametrize(
+    ("view", "rules", "is_found"),
+    [
+        pytest.param(lambda: BY_USERS(with_tokens().as_view()), {}, True, id="a limit around the view"),
+        pytest.param(lambda: BY_USERS(with_tokens()).as_view(), {}, True, id="a limit of dispatch()"),
+        pytest.param(lambda: with_tokens(get=BY_USERS(page)).as_view(), {}, False, id="a limit of a method"),
+        pytest.param(lambda: quota("1/m", key="ip")(with_tokens().as_view()), {}, False, id="a limit by address"),
+        pytest.param(lambda: with_tokens().as_view(), site(key="user", match="/other/"), False, id="another URL"),
+        pytest.param(lambda: with_tokens().as_view(), site(key=("ip", "user")), True, id="a part of a key"),
+        pytest.param(lambda: with_tokens().as_view(authentication_classes=[]), BY_USER, False, id="none of its own"),
+        pytest.param(
+            lambda: with_tokens(authentication_classes=[type("SessionAuthentication", (), {})]).as_view(),
+            BY_USER,
+            False,
+            id="the session",
+        ),
+        pytest.param(
+            lambda: concurrency(1, ("ip", "user"), name="one")(with_tokens().as_view()), {}, True, id="a slot by user"
+        ),
+        pytest.param(lambda: concurrency(1, "ip", name="one")(with_tokens().as_view()), {}, False, id="a slot by ip"),
+        pytest.param(
+            lambda: with_tokens().as_view(),
+            {"one": {"at_once": 1, "key": "user", "match": "/other/"}},
+            False,
+            id="a slot of another URL",
+        ),
+    ],
+)
+def test_w017_a_limit_by_user_before_a_view_that_reads_tokens(
+    view: Any, rules: Any, is_found: bool, settings: Any
+) -> None:
+    found = found_on(settings, rules, path("", view()), path("other/", page), only="W017")
+
+    assert [each[:4] for each in found] == ["W017"] * is_found
 
 
 def test_e012_a_decorator_without_a_rate(settings: Any) -> None:
