@@ -278,7 +278,8 @@ def started_by(request: pytest.FixtureRequest, memory_store: None, monkeypatch: 
 
 TRUSTING = [
     pytest.param((["uvicorn", "--forwarded-allow-ips", "*", "site.asgi"], ""), id="uvicorn's option"),
-    pytest.param((["uvicorn", "site.asgi"], "*"), id="the environment"),
+    pytest.param((["uvicorn", "site.asgi"], " * "), id="the environment"),
+    pytest.param((["uvicorn", "site.asgi", "--forwarded-allow-ips", "*"], "10.0.0.1"), id="the option goes first"),
     pytest.param(
         (["gunicorn", "-k", "uvicorn.workers.UvicornWorker", "--forwarded-allow-ips=*"], ""), id="gunicorn's option"
     ),

@@ -104,6 +104,18 @@ class TestKindsOfViews:
         assert "RateLimit" in run(limited, SimpleNamespace(_request=request)).headers  # as of REST framework
         assert request.quota.remaining == 1
 
+    def test_a_function_may_get_its_request_by_name(self) -> None:
+        limited: Any = quota("2/m")(lambda request: HttpResponse())
+
+        assert [limited(request=get()).status_code for _ in range(3)] == [200, 200, 429]
+
+    def test_a_method_may_get_its_request_by_name(self) -> None:
+        view, request = derived(Sync, get=quota("2/m")(Sync.get))(), get()
+
+        view.get(request=request)
+
+        assert request.quota.rule == f"{__name__}.Derived.get"
+
     @pytest.mark.parametrize("cls", [Sync, Async])
     @pytest.mark.parametrize("way", WAYS)
     def test_a_class_is_limited(self, way: str, cls: type[View]) -> None:
@@ -252,6 +264,14 @@ def test_two_rules_of_one_name_that_share_a_key_are_refused_at_import() -> None:
             quota("9/m", name="x", cost=2, skip=lambda request: True),
             id="another cost of some requests",
         ),
+        pytest.param(
+            quota("9/m", name="x"),
+            quota("9/m", name="x", cost=2, exempt=["192.0.2.0/24"]),
+            id="another cost of some clients",
+        ),
+        pytest.param(
+            quota("9/m", name="x"), quota("9/m", name="x", cost=lambda request: 1), id="a cost that is a function"
+        ),
     ],
 )
 def test_limits_that_do_not_contradict_each_other_may_be_stacked(one: Any, other: Any) -> None:
@@ -264,6 +284,7 @@ def test_limits_that_do_not_contradict_each_other_may_be_stacked(one: Any, other
         pytest.param(quota("5/m", name="x"), id="another rate"),
         pytest.param(quota("9/m", name="x", cost=2), id="another cost"),
         pytest.param(quota("9/m", name="x", cost=2, methods=["POST"]), id="another cost of one method"),
+        pytest.param(quota("9/m", name="x", count_refused=True), id="another option"),
         pytest.param(quota("5/m", "9/h", name="x"), id="one of two rates"),
     ],
 )
@@ -272,6 +293,18 @@ def test_a_limit_that_contradicts_one_far_below_it_is_refused_at_import(other: A
 
     with pytest.raises(RuleError, match="Two rules are named 'x'"):
         other(stacked)
+
+
+def test_two_costs_of_methods_that_overlap_are_refused_at_import() -> None:
+    inner = quota("9/m", name="x", methods=["GET", "POST"])(plain)
+
+    with pytest.raises(RuleError, match="Two rules are named 'x'"):
+        quota("9/m", name="x", methods=["POST", "PUT"], cost=2)(inner)
+
+
+def test_a_limit_without_parentheses_above_another_is_refused_at_import() -> None:
+    with pytest.raises(RuleError, match=r"is not a rate: it is a view\. Write @quota\('10/m'\) with a rate\.$"):
+        quota(quota("1/m")(plain))
 
 
 def test_a_misspelled_rate_is_not_taken_for_a_name() -> None:

@@ -173,7 +173,7 @@ def test_the_wait_of_a_block_is_its_own_even_if_another_limit_is_used_up_for_lon
 @pytest.mark.parametrize(
     ("rule", "name"),
     [('a"b\\', "a%22b%5C"), ("größe", "gr%C3%B6%C3%9Fe"), ("a\r\nb", "a%0D%0Ab"), ("10/m", "10/m"), ("end.", "end."),
-     ("(all)", "(all)")],
+     ("(all)", "(all)"), ("() !#$&'*+,-/:;<=>?@[]^_`{|}~x9", "() !#$&'*+,-/:;<=>?@[]^_`{|}~x9"), ("50%", "50%25")],
 )  # fmt: skip
 def test_a_name_is_quoted(rule: str, name: str) -> None:
     ((shown, _),) = parsed(quota("10/m", name=rule)(view)(get()), "RateLimit-Policy")

@@ -190,6 +190,15 @@ class TestWrongOptions:
         assert str(refused.value).startswith(f"QUOTA[\"RULES\"]['exports']: {words} {hint}".rstrip())
 
 
+@pytest.mark.parametrize("limit", [1, 1_000_000])
+def test_a_slot_is_for_one_to_a_million(limit: int, settings: Any) -> None:
+    with_rules(settings, exports={**SITE_SLOT, "at_once": limit})
+
+    (response,) = fetch("sync", "/export/")
+
+    assert response.headers["RateLimit-Policy"] == f'"exports";q={limit};qu="concurrent-requests"'
+
+
 def test_a_system_check_reports_a_wrong_key(settings: Any) -> None:
     with_rules(settings, exports={**SITE_SLOT, "key": "usr"})
 

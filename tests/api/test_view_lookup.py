@@ -51,6 +51,10 @@ def plain(request: HttpRequest, **given: Any) -> HttpResponse:
     return HttpResponse()
 
 
+def get_nothing(self: View, request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
 @api_view(["GET"])
 @quota("5/m")
 def under_api_view(request: Any) -> Response:
@@ -232,11 +236,25 @@ def template(word: str) -> Any:
     return TemplateView.as_view(extra_context={"word": word})
 
 
+def same(**members: Any) -> Any:
+    """Return a class with the path of another one."""
+    return type("Same", (View,), {"get": get_nothing, **members})
+
+
 @pytest.mark.parametrize("decorate", [quota("5/m"), concurrency(5)], ids=["quota", "concurrency"])
 class TestW013:
-    @pytest.mark.parametrize("make", [made, template], ids=["a function", "a class"])
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda decorate, word: decorate(made(word)), id="functions"),
+            pytest.param(lambda decorate, word: decorate(template(word)), id="a class with two arguments"),
+            pytest.param(lambda decorate, word: decorate(same()).as_view(), id="classes"),
+            pytest.param(lambda decorate, word: same(get=decorate(get_nothing)).as_view(), id="methods"),
+            pytest.param(lambda decorate, word: decorate(same().as_view()), id="views of two classes"),
+        ],
+    )
     def test_it_asks_for_a_name_where_views_share_one(self, make: Any, decorate: Any, settings: Any) -> None:
-        (found,) = findings(settings, decorate(make("one")), decorate(make("other")))
+        (found,) = findings(settings, make(decorate, "one"), make(decorate, "other"))
 
         assert (found.id, "they share one count" in found.msg) == ("django_quota.W013", True)
         assert "(..., name='...')" in found.hint
@@ -245,6 +263,16 @@ class TestW013:
         view = decorate(made("one"))
 
         assert findings(settings, view, view) == []
+
+    def test_a_class_may_be_in_the_urls_twice(self, decorate: Any, settings: Any) -> None:
+        limited_class, of_method = decorate(same()), same(get=decorate(get_nothing))
+
+        assert findings(settings, *[each.as_view() for each in (limited_class, of_method) for _ in range(2)]) == []
+
+    def test_a_view_of_a_class_may_be_limited_twice(self, decorate: Any, settings: Any) -> None:
+        views = [decorate(RedirectView.as_view(url="/a")) for _ in range(2)]
+
+        assert findings(settings, *views) == []
 
 
 @pytest.mark.parametrize(
@@ -269,13 +297,9 @@ def test_slots_are_known_by_the_names_that_requests_meet(settings: Any) -> None:
 # --- the rules that a request of one method meets ---------------------------------------------------------------------
 
 
-def answer(self: View, request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
 class WithHead(View):
-    get = quota("5/m", name="of get")(answer)
-    head = quota("5/m", name="of head")(answer)
+    get = quota("5/m", name="of get")(get_nothing)
+    head = quota("5/m", name="of head")(get_nothing)
 
 
 @pytest.mark.parametrize(

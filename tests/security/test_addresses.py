@@ -463,6 +463,11 @@ def test_an_ipv4_address_is_what_python_takes_for_one(text: str) -> None:
         assert read_subject(f"ip:{text}") == known
 
 
+@pytest.mark.parametrize("peer", ["", "unix", "unix:"])
+def test_a_proxy_on_a_unix_socket_is_trusted_whatever_the_server_calls_it(peer: str) -> None:
+    assert found({"TRUSTED_PROXIES": ["unix"]}, peer, PEER) == PEER
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [
