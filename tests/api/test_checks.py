@@ -20,6 +20,7 @@ from django.utils import timezone
 from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
+from rest_framework.decorators import api_view
 from rest_framework.urlpatterns import format_suffix_patterns
 
 from django_quota import check, concurrency, quota
@@ -260,6 +261,10 @@ def page(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
+class Answers(View):
+    def get(self, request: Any) -> Any: ...
+
+
 def rate_of(request: HttpRequest) -> str:
     return "1/m"
 
@@ -325,6 +330,13 @@ def test_w005_a_framework_that_sets_the_user_itself_needs_no_middleware(settings
     assert found_on(settings, {}, path("", inside.as_view())) == []
 
 
+def test_w005_a_function_that_such_a_framework_calls_needs_no_middleware(settings: Any) -> None:
+    settings.MIDDLEWARE = [OURS]
+    by_user: Any = quota("1/m", key="user")
+
+    assert found_on(settings, {}, path("", api_view(["GET"])(by_user(page)))) == []
+
+
 def test_w005_a_limit_before_such_a_framework_needs_a_middleware(settings: Any) -> None:
     settings.MIDDLEWARE = [OURS]
     by_user: Any = quota("1/m", key="user")
@@ -373,6 +385,9 @@ def with_tokens(**members: Any) -> Any:
         ),
         pytest.param(lambda: concurrency(1, "ip", name="one")(with_tokens().as_view()), {}, False, id="a slot by ip"),
         pytest.param(
+            lambda: with_tokens(get=concurrency(1, "user", name="one")(page)).as_view(), {}, False, id="of a method"
+        ),
+        pytest.param(
             lambda: with_tokens().as_view(),
             {"one": {"at_once": 1, "key": "user", "match": "/other/"}},
             False,
@@ -402,6 +417,22 @@ def test_e010_a_decorator_names_an_unknown_rule(settings: Any) -> None:
 
     assert found.startswith("E010")
     assert "Did you mean 'search'" in found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda limit: limit(page), id="a function"),
+        pytest.param(lambda limit: limit(type("Limited", (Answers,), {})).as_view(), id="a class"),
+        pytest.param(lambda limit: type("Limited", (Answers,), {"get": limit(page)}).as_view(), id="a method"),
+    ],
+)
+def test_e010_of_a_view_at_two_urls_is_reported_once(make: Any, settings: Any) -> None:
+    view = make(quota(rule="nowhere"))
+
+    (found,) = found_on(settings, {}, path("a/", view), path("b/", view))
+
+    assert found.startswith("E010")
 
 
 def test_all_wrong_decorators_are_found_at_once(settings: Any) -> None:
@@ -626,10 +657,6 @@ def test_w041_a_glob_that_no_url_fits(glob: Any, fits: bool, settings: Any) -> N
 def test_w041_a_glob_may_fit_the_urls_of_another_language(settings: Any) -> None:
     urls = i18n_patterns(path("shop/", page), prefix_default_language=False)
     assert found_on(settings, {"a": {"rate": "1/m", "match": "/de/*/"}}, *urls, only="W041") == []
-
-
-class Answers(View):
-    def get(self, request: Any) -> Any: ...
 
 
 @pytest.mark.parametrize(

@@ -421,6 +421,7 @@ def test_a_site_of_tenants_is_told_what_they_share_and_where_our_app_belongs(
 ) -> None:
     monkeypatch.setitem(settings.DATABASES, "shops", {"ENGINE": "django_tenants.postgresql_backend"})
     settings.TENANT_APPS = ["shop", "django_quota"]
+    settings.ROOT_URLCONF = (HOME,)
     settings.CACHES = {"default": REDIS}
 
     shared, apart = run_checks(tags=["django_quota"])

@@ -290,8 +290,10 @@ def test_w013_leaves_alone(views: list[Any], settings: Any) -> None:
 def test_slots_are_known_by_the_names_that_requests_meet(settings: Any) -> None:
     gated: Any = method_decorator(concurrency(5), name="dispatch")(type("Gated", (View,), {}))
     other: Any = concurrency(5)(type("Other", (ViewSet,), {"list": lambda self, request: Response()}))
-    settings.ROOT_URLCONF = SimpleURLs(gated.as_view(), other.as_view({"get": "list"}))
-    assert known_slots() == [f"{__name__}.Gated", f"{__name__}.Other"]
+    method = same(get=concurrency(5)(get_nothing))
+    named: Any = concurrency(5, name="named")(plain)
+    settings.ROOT_URLCONF = SimpleURLs(gated.as_view(), other.as_view({"get": "list"}), method.as_view(), named)
+    assert known_slots() == ["named", f"{HERE}.Gated", f"{HERE}.Other", f"{HERE}.Same.get_nothing"]
 
 
 # --- the rules that a request of one method meets ---------------------------------------------------------------------
