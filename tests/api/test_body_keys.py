@@ -453,6 +453,14 @@ def test_under_async_a_request_without_a_body_is_not_waited_for(method: str) -> 
     assert subject(asked) == "ip:127.0.0.1"
 
 
+def test_under_async_a_get_with_a_body_in_chunks_is_read() -> None:
+    asked: Any = AsyncRequestFactory().generic("GET", "/", '{"phone": "1"}', JSON)
+    del asked.META["CONTENT_LENGTH"]
+    asked.META["HTTP_TRANSFER_ENCODING"] = "chunked"
+
+    assert subject(asked) == of_phone("1")
+
+
 @pytest.mark.parametrize("length", ["", "0", None])
 def test_a_body_of_no_length_is_not_read(length: str | None) -> None:
     asked = sent({"phone": "1"})

@@ -152,6 +152,12 @@ class TestKindsOfViews:
 
         assert statuses(view) == [200, 200, 429]
 
+    @pytest.mark.parametrize("replaced", [{"dispatch": plain}, {"setup": own_setup}], ids=["dispatch", "setup"])
+    def test_the_limit_of_a_method_is_not_known_if_as_view_replaces(self, replaced: dict[str, Any]) -> None:
+        view = derived(Sync, get=quota("2/m", name="limit")(Sync.get)).as_view(**replaced)
+
+        assert rules_of_view(get(), view) == []
+
     def test_a_view_without_a_hash_has_no_limits(self) -> None:
         assert rules_of_view(get(), Unhashable()) == []
 

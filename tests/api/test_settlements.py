@@ -243,6 +243,14 @@ def test_the_response_to_an_exempt_request_is_judged_by_no_function() -> None:
     assert ask("unjudged").status_code == 200
 
 
+def test_what_is_no_response_of_django_is_settled_at_once() -> None:
+    view: Any = quota("1000/h", name="bytes", settle=lambda request, answer: len(answer))(lambda request: "answer")
+
+    assert view(RequestFactory().get("/")) == "answer"
+
+    assert left() == 994
+
+
 def test_a_client_that_left_before_the_response_pays_the_estimate() -> None:
     async def leave() -> None:
         has_begun.append(begun := asyncio.Event())

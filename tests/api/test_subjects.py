@@ -688,6 +688,7 @@ def by_account(request: HttpRequest) -> str:
         pytest.param(("user",), IP, True, id="user: a visitor"),
         pytest.param(("user",), "org:7", False, id="user: another kind"),
         pytest.param(("user",), "throttle:0a", True, id="user: the key of a throttle"),
+        pytest.param(("user",), "ratelimit:0a", True, id="user: the key of a decorator of django-ratelimit"),
         pytest.param(("user",), "*", True, id="user: everybody"),
         pytest.param(("user",), "user:*", True, id="user: all users"),
         pytest.param(("ip",), IP, True, id="ip: an address"),
