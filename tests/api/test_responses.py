@@ -401,6 +401,32 @@ def test_headers_that_it_brings_are_kept(client: Client) -> None:
     assert reply.headers["X-RateLimit-Remaining"] == "0"
 
 
+@pytest.mark.parametrize("name", ["RateLimit", "RateLimit-Policy"])
+def test_of_the_two_headers_the_one_that_it_brings_is_alone(name: str) -> None:
+    with answered_by(lambda request, decision: HttpResponse("no", headers={name: '"mine";q=0'})):
+        headers = refused().headers
+
+    assert {each: headers.get(each) for each in ("RateLimit", "RateLimit-Policy") if each in headers} == {
+        name: '"mine";q=0'
+    }
+
+
+@pytest.mark.parametrize("name", ["Limit", "Remaining", "Reset"])
+def test_each_of_the_older_headers_that_it_brings_is_kept(name: str) -> None:
+    own = {f"X-RateLimit-{name}": "mine"}
+    with answered_by(lambda request, decision: HttpResponse("no", headers=own), LEGACY_HEADERS=True):
+        headers = refused(rate="5/m", cost=6).headers
+
+    assert {each: headers[f"X-RateLimit-{each}"] for each in ("Limit", "Remaining", "Reset")} == {
+        "Limit": "5", "Remaining": "5", "Reset": "0", name: "mine",
+    }  # fmt: skip
+
+
+def test_where_it_returns_none_the_default_answer_is_sent() -> None:
+    with answered_by(lambda request, decision: None):
+        assert refused("text/plain").text == "This is closed until further notice.\n"
+
+
 def test_a_template_response_is_rendered() -> None:
     template = engines["django"].from_string("no: {{ rule }}")
     with answered_by(lambda request, decision: SimpleTemplateResponse(template, {"rule": decision.rule}, status=429)):
@@ -417,8 +443,12 @@ def test_a_template_response_is_rendered() -> None:
 )
 def test_what_is_not_a_response_is_a_clear_error(function: Any, kind: str) -> None:
     """What must be awaited is closed, or Python warns."""
-    with answered_by(function), pytest.raises(ConfigurationError, match=rf'QUOTA\["RESPONSE"\] returned {kind}'):
+    with answered_by(function), pytest.raises(ConfigurationError) as raised:
         refused()
+
+    assert str(raised.value) == (
+        f'QUOTA["RESPONSE"] returned {kind}, not a response. Return an HttpResponse, or None for the default response.'
+    )
 
 
 # --- the page: what it says, and that it works under a strict Content-Security-Policy --------------------------------
