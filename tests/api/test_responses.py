@@ -764,6 +764,38 @@ class TestThePageOfSeveralLimits:
         assert "secret-name" not in page.text
 
 
+def test_each_sentence_of_the_page_is_in_the_language_of_the_visitor() -> None:
+    limited: Any = quota("5/m", "4/h", cost=3)(view)
+    with freeze(NOW), translation.override("de"):
+        limited(page_request())
+        page, posted = Page(limited(page_request())), Page(limited(page_request(method="post")))
+
+    assert page.text == (
+        "Zu viele Anfragen 429 Zu viele Anfragen Das Limit ist 4 pro Stunde. Diese Anfrage zählt als 3, und 1 von 4 "
+        "sind übrig. Bitte versuchen Sie es in 60 Minuten erneut. Wieder möglich ab: 15:13:21 UTC 5 pro Minute 3 / 5 "
+        "2 von 5 übrig · diese Anfrage zählt als 3 · wieder in 60 Sekunden 4 pro Stunde 3 / 4 1 von 4 übrig · diese "
+        "Anfrage zählt als 3 · wieder in 60 Minuten Erneut versuchen"
+    )
+    assert posted.text.endswith(
+        " Was Sie gesendet haben, wurde nicht angenommen. Um es erneut zu senden, gehen Sie im Browser zurück."
+    )
+    assert [meter["aria-label"] for meter in page.all("meter")] == ["Verbraucht"] * 2
+
+
+def test_a_page_without_translations_is_in_english() -> None:
+    with translation.override(None):
+        page = refused_page()
+
+    assert page.all("html") == [{"lang": "en", "dir": "ltr"}]
+
+
+def test_a_get_that_no_wait_helps_sent_nothing_to_send_again() -> None:
+    with freeze(NOW):
+        page = Page(refusal_response(page_request(), check("5/m", "global", 6)))
+
+    assert (page.all("a"), "What you sent" in page.text) == ([], False)
+
+
 def test_the_page_of_one_limit_and_a_cost_of_one_has_no_list() -> None:
     assert refused_page().all("ul") == []
 
