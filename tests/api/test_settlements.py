@@ -17,6 +17,7 @@ from django_quota import Rule, check, peek, quota, reserve
 from django_quota.adapters import adecide, asettle, attach_decision, decide, settle
 from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import RuleError
+from django_quota.middleware import QuotaMiddleware
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.counts import checks_of, count_what_waits, units_of
@@ -310,6 +311,20 @@ def test_an_integration_settles_what_it_decided(is_async: bool) -> None:
     asyncio.run(asettle(request, response)) if is_async else settle(request, response)
 
     assert peek(rule, IP).remaining == 960
+
+
+def test_an_integration_leaves_settling_to_the_middleware() -> None:
+    rule = Rule.make("mine", "1000/h", settle=size)
+
+    def view(request: HttpRequest) -> HttpResponse:
+        attach_decision(request, decide(request, [rule]))
+        settle(request, HttpResponse())
+        return HttpResponse(b"x" * 40)
+
+    response = QuotaMiddleware(view)(RequestFactory().get("/"))
+
+    assert peek(rule, IP).remaining == 960
+    assert response.headers["RateLimit"].startswith('"mine";r=960;')
 
 
 @pytest.mark.parametrize("call", [check, lambda *given: reserve(*given).settle(1)], ids=["check", "reserve"])
