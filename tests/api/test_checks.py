@@ -424,7 +424,7 @@ def test_e010_a_decorator_names_an_unknown_rule(settings: Any) -> None:
     [
         pytest.param(lambda limit: limit(page), id="a function"),
         pytest.param(lambda limit: limit(type("Limited", (Answers,), {})).as_view(), id="a class"),
-        pytest.param(lambda limit: type("Limited", (Answers,), {"get": limit(page)}).as_view(), id="a method"),
+        pytest.param(lambda limit: with_tokens(get=limit(page)).as_view(), id="a method"),
     ],
 )
 def test_e010_of_a_view_at_two_urls_is_reported_once(make: Any, settings: Any) -> None:
