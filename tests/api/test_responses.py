@@ -310,6 +310,9 @@ class TestAnAnswerWhileTheStoreIsAway:
     def test_is_a_503(self, away: HttpResponse) -> None:
         assert away.status_code == 503
 
+    def test_may_be_asked_for_again_in_a_second(self, away: HttpResponse) -> None:
+        assert away.headers["Retry-After"] == "1"
+
     def test_is_stored_by_nobody(self, away: HttpResponse) -> None:
         assert away.headers["Cache-Control"] == "no-store"
 
@@ -538,6 +541,20 @@ def tags_rendered(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_pages_that_are_alike_are_rendered_once(rendering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, rendered = refused_page("1/m").html, tags_rendered(monkeypatch)
     assert refused_page("1/m", page_request("/other/?page=2")).html == first
+    assert rendered == []
+
+
+@pytest.mark.parametrize("rendering", ["remembered"], indirect=True)
+def test_pages_that_differ_by_their_nonce_are_rendered_once(rendering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def page(nonce: str) -> Page:
+        request = page_request()
+        request.csp_nonce = nonce  # type: ignore[attr-defined]
+        return refused_page("1/m", request)
+
+    page("one")
+    rendered = tags_rendered(monkeypatch)
+
+    assert page("other").all("style") == [{"nonce": "other"}]
     assert rendered == []
 
 
