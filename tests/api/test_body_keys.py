@@ -45,6 +45,12 @@ def read(request: HttpRequest) -> HttpRequest:
     return request
 
 
+def in_memory(request: HttpRequest) -> HttpRequest:
+    """The same request, its body read."""
+    assert request.body
+    return request
+
+
 def sent(body: Any, content_type: str = JSON, method: str = "post") -> HttpRequest:
     """Return a request with this body, which nobody has read; what is neither text nor bytes is sent as JSON."""
     data = body if isinstance(body, (str, bytes)) else json.dumps(body)
@@ -138,6 +144,9 @@ TWO = [BY_IP, BY_PHONE]
         pytest.param([Rule.make("unlimited", None), BY_PHONE], posted, 1, id="a rule without a limit"),
         pytest.param(TWO, lambda: RequestFactory().put("/", "phone=7", FORM), 1, id="PUT"),
         pytest.param(TWO, lambda: RequestFactory().post("/", {}, JSON), 1, id="JSON"),
+        pytest.param([BY_IP, BY_JSON], lambda: sent({"phone": "1"}), 2, id="JSON that is to be read"),
+        pytest.param([BY_IP, BY_JSON], lambda: in_memory(sent({"phone": "1"})), 1, id="JSON that was read"),
+        pytest.param([BY_IP, BY_JSON], lambda: RequestFactory().get("/"), 1, id="no JSON"),
     ],
 )
 def test_a_decision_is_one_call_unless_a_form_is_to_be_read(
@@ -385,6 +394,11 @@ BROKEN = [
 def test_a_body_that_is_not_json_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(BadRequest, match=r"^The body is not JSON\.$"):
         subject(sent(body))
+
+
+def test_a_body_of_a_kind_of_json_that_is_not_json_is_a_bad_request() -> None:
+    with pytest.raises(BadRequest):
+        subject(sent("broken", "application/vnd.api+json"))
 
 
 @pytest.mark.parametrize("body", BROKEN)

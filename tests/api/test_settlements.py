@@ -289,6 +289,18 @@ def test_a_rule_that_the_middleware_applies_is_settled(settings: Any) -> None:
     assert '"everywhere";r=960' in ask("plain", size=40).headers["RateLimit"]
 
 
+def wrong(request: HttpRequest, response: HttpResponse) -> int:
+    return -1
+
+
+@pytest.mark.parametrize("where", ["sync", "async"])
+def test_a_wrong_cost_of_a_rule_that_the_middleware_applies_is_a_500(where: str, settings: Any) -> None:
+    rule = {"rate": "1000/h", "settle": f"{__name__}.wrong", "match": "/"}
+    settings.MIDDLEWARE, settings.QUOTA = MIDDLEWARE, {**settings.QUOTA, "RULES": {"everywhere": rule}}
+
+    assert ask(where).status_code == 500
+
+
 @pytest.mark.parametrize("how", get_args(OnUnavailable))
 def test_what_is_settled_without_the_store_leaves_the_headers_as_decided(how: OnUnavailable, site: None) -> None:
     with ExitStack() as outage:
