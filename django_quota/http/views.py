@@ -55,6 +55,8 @@ _functions: dict[str, Callable[..., Any]] = {}
 def mark(wrapper: Any, view: Any, path: str, noted: Noted) -> None:
     """Note something on a wrapper, after what decorators of the same kind have noted on the view in it."""
     setattr(wrapper, noted.attribute, (*marks_of(view, type(noted)), Mark(noted, view, path, wrapper)))
+    if class_of(view) is not None:  # what `as_view()` of a ViewSet returns has the path of its class
+        return
     name = wrapper.__qualname__.rpartition("<locals>.")[2]
     if "." not in name and bound_to_class(view) is None:  # `method_decorator` decorates a method for each request
         _functions[f"{wrapper.__module__}.{name}"] = wrapper

@@ -45,6 +45,12 @@ def read(request: HttpRequest) -> HttpRequest:
     return request
 
 
+def in_memory(request: HttpRequest) -> HttpRequest:
+    """The same request, its body read."""
+    assert request.body
+    return request
+
+
 def sent(body: Any, content_type: str = JSON, method: str = "post") -> HttpRequest:
     """Return a request with this body, which nobody has read; what is neither text nor bytes is sent as JSON."""
     data = body if isinstance(body, (str, bytes)) else json.dumps(body)
@@ -138,6 +144,9 @@ TWO = [BY_IP, BY_PHONE]
         pytest.param([Rule.make("unlimited", None), BY_PHONE], posted, 1, id="a rule without a limit"),
         pytest.param(TWO, lambda: RequestFactory().put("/", "phone=7", FORM), 1, id="PUT"),
         pytest.param(TWO, lambda: RequestFactory().post("/", {}, JSON), 1, id="JSON"),
+        pytest.param([BY_IP, BY_JSON], lambda: sent({"phone": "1"}), 2, id="JSON that is to be read"),
+        pytest.param([BY_IP, BY_JSON], lambda: in_memory(sent({"phone": "1"})), 1, id="JSON that was read"),
+        pytest.param([BY_IP, BY_JSON], lambda: RequestFactory().get("/"), 1, id="no JSON"),
     ],
 )
 def test_a_decision_is_one_call_unless_a_form_is_to_be_read(
@@ -324,7 +333,7 @@ def test_what_is_missing_falls_back_to_the_ip(body: Any) -> None:
 
 @pytest.mark.parametrize("value", [True, ["1"], {}])
 def test_what_is_neither_text_nor_number_is_a_bad_request(value: object) -> None:
-    with pytest.raises(BadRequest, match="The field 'phone' of the body is not a string or a number"):
+    with pytest.raises(BadRequest, match=r"^The field 'phone' of the body is not a string or a number\.$"):
         of_phone(value)
 
 
@@ -383,16 +392,26 @@ BROKEN = [
 
 @pytest.mark.parametrize("body", BROKEN)
 def test_a_body_that_is_not_json_is_a_bad_request(body: bytes) -> None:
-    with pytest.raises(BadRequest, match="The body is not JSON"):
+    with pytest.raises(BadRequest, match=r"^The body is not JSON\.$"):
         subject(sent(body))
+
+
+def test_a_body_of_a_kind_of_json_that_is_not_json_is_a_bad_request() -> None:
+    with pytest.raises(BadRequest):
+        subject(sent("broken", "application/vnd.api+json"))
 
 
 @pytest.mark.parametrize("body", BROKEN)
 def test_a_body_that_was_read_as_a_stream_is_an_error(body: bytes) -> None:
     request = sent(body)
     request.read(1)
-    with pytest.raises(ConfigurationError, match="other code has already read it as a stream"):
+    with pytest.raises(ConfigurationError) as raised:
         subject(request)
+
+    assert str(raised.value) == (
+        "A key of the kind 'json:' cannot read the body: other code has already read it as a stream. Let that code use "
+        "request.body, or run after the limit."
+    )
 
 
 @pytest.mark.parametrize("limit", [100, None])
@@ -427,6 +446,49 @@ class TestLongBodies:
             subject(request)
 
         assert hasattr(request, "_body") is not says_its_length
+
+
+def test_a_broken_body_of_another_type_falls_back_to_the_ip() -> None:
+    assert subject(sent("broken", "text/plain")) == IP
+
+
+def test_a_stream_of_another_type_that_was_read_falls_back_to_the_ip() -> None:
+    upload = sent("x" * 10, "application/octet-stream")
+    upload.read(1)
+
+    assert subject(upload) == IP
+
+
+@pytest.mark.parametrize("method", ["get", "head", "options"])
+def test_under_async_a_request_without_a_body_is_not_waited_for(method: str) -> None:
+    asked: Any = getattr(AsyncRequestFactory(), method)("/")
+    asked._stream = None  # nothing can be read
+
+    assert subject(asked) == "ip:127.0.0.1"
+
+
+def test_under_async_a_get_with_a_body_in_chunks_is_read() -> None:
+    asked: Any = AsyncRequestFactory().generic("GET", "/", '{"phone": "1"}', JSON)
+    del asked.META["CONTENT_LENGTH"]
+    asked.META["HTTP_TRANSFER_ENCODING"] = "chunked"
+
+    assert subject(asked) == of_phone("1")
+
+
+@pytest.mark.parametrize("length", ["", "0", None])
+def test_a_body_of_no_length_is_not_read(length: str | None) -> None:
+    asked: Any = sent({"phone": "1"})
+    asked.META["CONTENT_LENGTH"] = length
+    asked._stream = None  # nothing can be read
+
+    assert subject(asked) == IP
+
+
+def test_the_error_of_a_long_body_names_the_setting(settings: Any) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 5
+
+    with pytest.raises(RequestDataTooBig, match=r"^The body is longer than DATA_UPLOAD_MAX_MEMORY_SIZE\.$"):
+        subject(sent({"phone": "1"}))
 
 
 def test_a_long_body_of_another_type_is_left_unread(settings: Any) -> None:

@@ -1,7 +1,8 @@
 """System checks of settings, rules and views: each finding has an id and a hint. docs/settings.md lists them."""
 
+import shlex
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -19,9 +20,11 @@ from django.utils import timezone
 from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
+from rest_framework.decorators import api_view
 from rest_framework.urlpatterns import format_suffix_patterns
 
-from django_quota import check, quota
+from django_quota import check, concurrency, quota
+from django_quota.exceptions import ConfigurationError
 from django_quota.models import QuotaOverride
 from tests.support.databases import default_database, sqlite_database
 from tests.support.findings import REDIS, SETTINGS, TIMEOUTS, findings, ids
@@ -258,6 +261,10 @@ def page(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
+class Answers(View):
+    def get(self, request: Any) -> Any: ...
+
+
 def rate_of(request: HttpRequest) -> str:
     return "1/m"
 
@@ -282,6 +289,7 @@ def site(value: Any = None, **options: Any) -> dict[str, Any]:
 
 BY_IP = {"rate": "600/m", "key": "ip", "match": "/"}
 BY_USER = site(key="user")
+BY_USERS: Any = quota("1/m", key="user")
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
 
@@ -293,7 +301,7 @@ TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
         ([THEIRS], BY_USER, "W003"), ([OURS], site(), ""), ([OURS], site(key=("ip", "user")), "W005"),
         ([OURS], site(rate=TIERS, tier="builtins.str"), ""),
         ([OURS], site(rate=TIERS), "W005"), ([OURS], site(exempt="staff"), "W005"), ([], site("1/m"), ""),
-        ([OURS, "tests.auth"], BY_USER, ""),  # it may set the user
+        ([OURS, "tests.auth"], BY_USER, ""), ([OURS, "AuthMiddleware"], BY_USER, ""),  # it may set the user
         (["nowhere.Middleware", OURS], site(), ""),  # Django says at start that there is no such class
         ([OURS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but no middleware sets it"),
         ([OURS, SESSIONS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but a session in a sig"),
@@ -322,6 +330,13 @@ def test_w005_a_framework_that_sets_the_user_itself_needs_no_middleware(settings
     assert found_on(settings, {}, path("", inside.as_view())) == []
 
 
+def test_w005_a_function_that_such_a_framework_calls_needs_no_middleware(settings: Any) -> None:
+    settings.MIDDLEWARE = [OURS]
+    by_user: Any = quota("1/m", key="user")
+
+    assert found_on(settings, {}, path("", api_view(["GET"])(by_user(page)))) == []
+
+
 def test_w005_a_limit_before_such_a_framework_needs_a_middleware(settings: Any) -> None:
     settings.MIDDLEWARE = [OURS]
     by_user: Any = quota("1/m", key="user")
@@ -345,6 +360,49 @@ def test_w017_a_rule_is_reported_once_though_several_views_read_tokens_later(set
     )
 
 
+def with_tokens(**members: Any) -> Any:
+    return type("Tokens", (View,), {"authentication_classes": [type("Token", (), {})], **members})
+
+
+@pytest.mark.parametrize(
+    ("view", "rules", "is_found"),
+    [
+        pytest.param(lambda: BY_USERS(with_tokens().as_view()), {}, True, id="a limit around the view"),
+        pytest.param(lambda: BY_USERS(with_tokens()).as_view(), {}, True, id="a limit of dispatch()"),
+        pytest.param(lambda: with_tokens(get=BY_USERS(page)).as_view(), {}, False, id="a limit of a method"),
+        pytest.param(lambda: quota("1/m", key="ip")(with_tokens().as_view()), {}, False, id="a limit by address"),
+        pytest.param(lambda: with_tokens().as_view(), site(key="user", match="/other/"), False, id="another URL"),
+        pytest.param(lambda: with_tokens().as_view(), site(key=("ip", "user")), True, id="a part of a key"),
+        pytest.param(lambda: with_tokens().as_view(authentication_classes=[]), BY_USER, False, id="none of its own"),
+        pytest.param(
+            lambda: with_tokens(authentication_classes=[type("SessionAuthentication", (), {})]).as_view(),
+            BY_USER,
+            False,
+            id="the session",
+        ),
+        pytest.param(
+            lambda: concurrency(1, ("ip", "user"), name="one")(with_tokens().as_view()), {}, True, id="a slot by user"
+        ),
+        pytest.param(lambda: concurrency(1, "ip", name="one")(with_tokens().as_view()), {}, False, id="a slot by ip"),
+        pytest.param(
+            lambda: with_tokens(get=concurrency(1, "user", name="one")(page)).as_view(), {}, False, id="of a method"
+        ),
+        pytest.param(
+            lambda: with_tokens().as_view(),
+            {"one": {"at_once": 1, "key": "user", "match": "/other/"}},
+            False,
+            id="a slot of another URL",
+        ),
+    ],
+)
+def test_w017_a_limit_by_user_before_a_view_that_reads_tokens(
+    view: Any, rules: Any, is_found: bool, settings: Any
+) -> None:
+    found = found_on(settings, rules, path("", view()), path("other/", page), only="W017")
+
+    assert [each[:4] for each in found] == ["W017"] * is_found
+
+
 def test_e012_a_decorator_without_a_rate(settings: Any) -> None:
     bare: Any = quota  # type checkers find it too
 
@@ -359,6 +417,22 @@ def test_e010_a_decorator_names_an_unknown_rule(settings: Any) -> None:
 
     assert found.startswith("E010")
     assert "Did you mean 'search'" in found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda limit: limit(page), id="a function"),
+        pytest.param(lambda limit: limit(type("Limited", (Answers,), {})).as_view(), id="a class"),
+        pytest.param(lambda limit: with_tokens(get=limit(page)).as_view(), id="a method"),
+    ],
+)
+def test_e010_of_a_view_at_two_urls_is_reported_once(make: Any, settings: Any) -> None:
+    view = make(quota(rule="nowhere"))
+
+    (found,) = found_on(settings, {}, path("a/", view), path("b/", view))
+
+    assert found.startswith("E010")
 
 
 def test_all_wrong_decorators_are_found_at_once(settings: Any) -> None:
@@ -536,6 +610,7 @@ SITE_URLS = (
     re_path(r"^old/(?P<pk>\d+)/$", page),
     re_path(r"^files?/all/$", page),
     re_path(r"^a-b/$", page),
+    path("docs/", include([path("intro/", page)])),
 )
 
 
@@ -545,7 +620,9 @@ SITE_URLS = (
         *((text, True) for text in ("/", "/api/", "/api/v2/", "/api/v2/users/", "/shop", "/shop/ring/buy/")),
         *((text, True) for text in ("/old/", "/old/12/", "/file/", "/files/all/", "/shop/*/buy/", "/api/**", "re:^/x")),
         *((text, True) for text in ("/a-b/", "host:a.example", {"path": "/shop/", "host": "a.example"})),
+        *((text, True) for text in ("/docs/", "/docs/intro/")),
         *((text, False) for text in ("/apis/", "/shops/", "/older/", "/a-c/", "/ap/*/users/")),
+        *((text, False) for text in ("/docs/other/", "/docs/intro/more/", "/a-b/more/")),
         ({"path": "/apis/", "host": "a.example"}, False), (["/api/", "/apis/"], False),
     ],
 )  # fmt: skip
@@ -580,10 +657,6 @@ def test_w041_a_glob_that_no_url_fits(glob: Any, fits: bool, settings: Any) -> N
 def test_w041_a_glob_may_fit_the_urls_of_another_language(settings: Any) -> None:
     urls = i18n_patterns(path("shop/", page), prefix_default_language=False)
     assert found_on(settings, {"a": {"rate": "1/m", "match": "/de/*/"}}, *urls, only="W041") == []
-
-
-class Answers(View):
-    def get(self, request: Any) -> Any: ...
 
 
 @pytest.mark.parametrize(
@@ -706,8 +779,9 @@ def test_the_checks_never_raise(quota: dict[str, Any]) -> None:
 
 
 def _database_findings() -> list[tuple[str, str]]:
+    """Return the id of each finding, and its message with the hint."""
     found = run_checks(tags=["database"], databases=["default"])
-    return [(str(each.id).removeprefix("django_quota."), each.msg) for each in found]
+    return [(str(each.id).removeprefix("django_quota."), f"{each.msg} {each.hint}") for each in found]
 
 
 def test_our_tag_asks_no_database(tmp_path: Path) -> None:
@@ -732,10 +806,11 @@ class TestW031TheTablesOfOverridesAreMissing:
     def test_it_names_them(self) -> None:
         migrate_others()
 
-        ((code, message),) = _database_findings()
-
-        assert code == "W031"
-        assert "does not have the tables django_quota_overridechange, django_quota_quotaoverride" in message
+        words = (
+            "The database 'default' does not have the tables django_quota_overridechange, django_quota_quotaoverride. "
+            "Run `manage.py migrate --database default`. If this is `migrate`, it makes them now."
+        )
+        assert _database_findings() == [("W031", words)]
 
     def test_the_first_migrate_of_a_site_is_no_finding(self) -> None:
         assert _database_findings() == []
@@ -762,10 +837,19 @@ class TestW031TheTablesOfTheStoreAreMissing:
         (message,) = [text for code, text in _database_findings() if code == "W031"]
 
         assert message.startswith("The database 'default' does not have the tables ")
-        assert message.endswith("missing_state.")
+        assert "missing_state. Run `manage.py migrate --database default`." in message
 
     def test_a_file_of_sqlite_makes_them_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_quota.http.checks.vendor_of", lambda alias: "sqlite")
+        monkeypatch.setattr("django_quota.http.checks.STATE_TABLE", "missing_state")
+
+        assert _database_findings() == []
+
+    def test_a_database_that_cannot_count_is_not_asked_for_tables(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(alias: str) -> str:
+            raise ConfigurationError("It is MySQL.")
+
+        monkeypatch.setattr("django_quota.http.checks.vendor_of", refuse)
         monkeypatch.setattr("django_quota.http.checks.STATE_TABLE", "missing_state")
 
         assert _database_findings() == []
@@ -776,32 +860,60 @@ class TestW031TheTablesOfTheStoreAreMissing:
         assert _database_findings() == []
 
 
+BEGIN, LATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), datetime(9999, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(
-    ("rule", "expires", "finds"),
+    ("rule", "expires", "says"),
     [
-        pytest.param("*", None, "without an end: nothing is limited", id="all rules for ever"),
-        pytest.param("api", None, "without an end: rule 'api' limits nobody", id="one rule"),
-        pytest.param("*", timedelta(days=30), ": nothing is limited", id="for a month"),
-        pytest.param("*", timedelta(seconds=-1), "", id="over"),
+        pytest.param("*", None, "without an end: nothing is limited. `{} '*'`", id="all rules for ever"),
+        pytest.param("api", None, "without an end: rule 'api' limits nobody. `{} api`", id="one rule"),
+        pytest.param(
+            "*", LATE, "until 9999-01-02 03:04+00:00: nothing is limited. `{} '*'`", id="until a day that is far"
+        ),
+        pytest.param("*", BEGIN + timedelta(days=1), "", id="over"),
     ],
 )
-def test_w043_an_override_exempts_everybody(rule: str, expires: Any, finds: str, database: Any) -> None:
-    begins = timezone.now() - timedelta(days=1)
-    ends = None if expires is None else timezone.now() + expires
-    QuotaOverride.objects.create(subject="*", rule=rule, mode="exempt", starts=begins, expires=ends)
+def test_w043_an_override_exempts_everybody(rule: str, expires: Any, says: str, database: Any) -> None:
+    QuotaOverride.objects.create(subject="*", rule=rule, mode="exempt", starts=BEGIN, expires=expires)
     QuotaOverride.objects.create(subject="user:*", mode="exempt")
-    found = _database_findings()
-    assert [code for code, _ in found] == ["W043"] * bool(finds)
-    assert all(finds in message for _, message in found)
+    words = says.format("manage.py quota_override clear '*' --rule")
+
+    assert _database_findings() == [("W043", f"An override exempts everybody {words} deletes it.")] * bool(says)
 
 
 @pytest.mark.parametrize("subject", ["ip:*", "ip:0.0.0.0/0", "ip:::/0"])
 def test_w043_an_override_exempts_all_addresses(subject: str, database: Any) -> None:
     QuotaOverride.objects.create(subject=subject, mode="exempt")
     QuotaOverride.objects.create(subject="ip:10.0.0.0/8", mode="exempt")
-    ((code, message),) = _database_findings()
-    assert code == "W043"
-    assert message.startswith(f"An override exempts all clients of '{subject}' without an end: no rule limits them.")
+    words = (
+        f"An override exempts all clients of '{subject}' without an end: no rule limits them. `manage.py "
+        f"quota_override clear {shlex.quote(subject)} --rule '*'` deletes it."
+    )
+    assert _database_findings() == [("W043", words)]
+
+
+def test_w043_an_override_exempts_all_addresses_of_one_rule(database: Any) -> None:
+    QuotaOverride.objects.create(subject="ip:*", rule="api", mode="exempt")
+
+    ((_, message),) = _database_findings()
+
+    assert message.startswith("An override exempts all clients of 'ip:*' without an end: rule 'api' limits none of")
+
+
+def test_w043_overrides_are_in_the_order_of_their_subjects_and_rules(database: Any) -> None:
+    for subject, rule in (("ip:*", "b"), ("ip:*", "a"), ("*", "c")):
+        QuotaOverride.objects.create(subject=subject, rule=rule, mode="exempt")
+
+    found = [message.rpartition("--rule ")[2] for _, message in _database_findings()]
+
+    assert found == ["c` deletes it.", "a` deletes it.", "b` deletes it."]
+
+
+def test_w043_an_override_that_blocks_everybody_is_no_finding(database: Any) -> None:
+    QuotaOverride.objects.create(subject="*", mode="blocked")
+
+    assert _database_findings() == []
 
 
 def test_w032_there_are_too_many_overrides_that_have_not_ended(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -811,7 +923,11 @@ def test_w032_there_are_too_many_overrides_that_have_not_ended(database: Any, mo
     QuotaOverride.objects.bulk_create([*rows[:2], QuotaOverride(subject="org:9", mode="blocked", expires=ended)])
     assert _database_findings() == []
     rows[2].save()
-    words = "3 overrides have not ended. Each process holds all of them, and reads them before its first decision."
+    words = (
+        "3 overrides have not ended. Each process holds all of them, and reads them before its first decision. More "
+        "than 2 cost much memory and time. Tiers are made for large groups of users; networks and kinds, such as "
+        "user:*, take one override."
+    )
     assert _database_findings() == [("W032", words)]
 
 

@@ -104,6 +104,18 @@ class TestKindsOfViews:
         assert "RateLimit" in run(limited, SimpleNamespace(_request=request)).headers  # as of REST framework
         assert request.quota.remaining == 1
 
+    def test_a_function_may_get_its_request_by_name(self) -> None:
+        limited: Any = quota("2/m")(lambda request: HttpResponse())
+
+        assert [limited(request=get()).status_code for _ in range(3)] == [200, 200, 429]
+
+    def test_a_method_may_get_its_request_by_name(self) -> None:
+        view, request = derived(Sync, get=quota("2/m")(Sync.get))(), get()
+
+        view.get(request=request)
+
+        assert request.quota.rule == f"{__name__}.Derived.get"
+
     @pytest.mark.parametrize("cls", [Sync, Async])
     @pytest.mark.parametrize("way", WAYS)
     def test_a_class_is_limited(self, way: str, cls: type[View]) -> None:
@@ -140,6 +152,12 @@ class TestKindsOfViews:
 
         assert statuses(view) == [200, 200, 429]
 
+    @pytest.mark.parametrize("replaced", [{"dispatch": plain}, {"setup": own_setup}], ids=["dispatch", "setup"])
+    def test_the_limit_of_a_method_is_not_known_if_as_view_replaces(self, replaced: dict[str, Any]) -> None:
+        view = derived(Sync, get=quota("2/m", name="limit")(Sync.get)).as_view(**replaced)
+
+        assert rules_of_view(get(), view) == []
+
     def test_a_view_without_a_hash_has_no_limits(self) -> None:
         assert rules_of_view(get(), Unhashable()) == []
 
@@ -174,24 +192,42 @@ class TestKindsOfViews:
         ("use", "words"),
         [
             pytest.param(
-                lambda: quota("1/m")(type("NoView", (), {})), "without dispatch", id="a class that is no view"
+                lambda: quota("1/m")(type("NoView", (), {})),
+                "@quota on NoView: a class without dispatch() is not a view.",
+                id="a class that is no view",
             ),
-            pytest.param(lambda: quota("1/m")(plain)("no request"), "got no request", id="a call without a request"),
             pytest.param(
-                lambda: quota("1/m")(lambda *_: plain(None))("a", "b", get()), "got no request", id="a late request"
+                lambda: quota("1/m")(plain)("no request"),
+                "@quota is on a function that got no request. Use it on a view.",
+                id="a call without a request",
             ),
-            pytest.param(lambda: quota("1/m")(None), ".", id="None"),  # type: ignore[type-var]
-            pytest.param(lambda: quota(plain)(get()), r"no parentheses on .*\.plain\. Write it", id="no parentheses"),
+            pytest.param(
+                lambda: quota("1/m")(lambda *_: plain(None))("a", "b", get()),
+                "@quota is on a function that got no request. Use it on a view.",
+                id="a late request",
+            ),
+            pytest.param(
+                lambda: quota("1/m")(None),  # type: ignore[type-var]
+                "@quota is on NoneType, not on a view. Write @quota('10/m') above a view.",
+                id="None",
+            ),
+            pytest.param(
+                lambda: quota(plain)(get()),
+                f"@quota has no parentheses on {__name__}.plain. Write it with a rate: @quota('10/m').",
+                id="no parentheses",
+            ),
             pytest.param(
                 lambda: quota("1/m")(get()),
-                r"@quota is on WSGIRequest, not on a view",
+                "@quota is on WSGIRequest, not on a view. Write @quota('10/m') above a view.",
                 id="a request",
             ),
         ],
     )
     def test_what_cannot_be_limited_is_refused(self, use: Callable[[], Any], words: str) -> None:
-        with pytest.raises(ConfigurationError, match=words):
+        with pytest.raises(ConfigurationError) as refused:
             use()
+
+        assert str(refused.value) == words
 
 
 @pytest.mark.parametrize("view", [fails, lambda request: fails(request)], ids=["async", "handed on"])  # noqa: PLW0108
@@ -239,6 +275,14 @@ def test_two_rules_of_one_name_that_share_a_key_are_refused_at_import() -> None:
             quota("9/m", name="x", cost=2, skip=lambda request: True),
             id="another cost of some requests",
         ),
+        pytest.param(
+            quota("9/m", name="x"),
+            quota("9/m", name="x", cost=2, exempt=["192.0.2.0/24"]),
+            id="another cost of some clients",
+        ),
+        pytest.param(
+            quota("9/m", name="x"), quota("9/m", name="x", cost=lambda request: 1), id="a cost that is a function"
+        ),
     ],
 )
 def test_limits_that_do_not_contradict_each_other_may_be_stacked(one: Any, other: Any) -> None:
@@ -251,6 +295,7 @@ def test_limits_that_do_not_contradict_each_other_may_be_stacked(one: Any, other
         pytest.param(quota("5/m", name="x"), id="another rate"),
         pytest.param(quota("9/m", name="x", cost=2), id="another cost"),
         pytest.param(quota("9/m", name="x", cost=2, methods=["POST"]), id="another cost of one method"),
+        pytest.param(quota("9/m", name="x", count_refused=True), id="another option"),
         pytest.param(quota("5/m", "9/h", name="x"), id="one of two rates"),
     ],
 )
@@ -259,6 +304,18 @@ def test_a_limit_that_contradicts_one_far_below_it_is_refused_at_import(other: A
 
     with pytest.raises(RuleError, match="Two rules are named 'x'"):
         other(stacked)
+
+
+def test_two_costs_of_methods_that_overlap_are_refused_at_import() -> None:
+    inner = quota("9/m", name="x", methods=["GET", "POST"])(plain)
+
+    with pytest.raises(RuleError, match="Two rules are named 'x'"):
+        quota("9/m", name="x", methods=["POST", "PUT"], cost=2)(inner)
+
+
+def test_a_limit_without_parentheses_above_another_is_refused_at_import() -> None:
+    with pytest.raises(RuleError, match=r"is not a rate: it is a view\. Write @quota\('10/m'\) with a rate\.$"):
+        quota(quota("1/m")(plain))
 
 
 def test_a_misspelled_rate_is_not_taken_for_a_name() -> None:
@@ -316,25 +373,73 @@ class TestADecoratorBetweenTwoLimits:
         assert run(limited).headers["RateLimit-Policy"].count(";q=2;w=60") == 2
 
 
+NOT_A_NUMBER = (
+    "is not a rate: the count is not a whole number from 0 up (at position 0). Write a count in digits alone, a slash "
+    "and a window: '10/m', '5/30s', '1000 per day', or several: '10/s; 500/h'."
+)
+ALL_FROM_THE_RULE = "@quota(rule=...) takes everything from the rule, and no other arguments:"
+IN_SETTINGS = "Set them in QUOTA[\"RULES\"], or use a rate instead of rule=, for example @quota('10/m')."
+
+
 @override_settings(QUOTA={"RULES": {"search": "10/m"}})
 @pytest.mark.parametrize(
     ("rates", "options", "words"),
     [
-        ((View,), {}, r"it is a view\. Write @quota\('10/m'\) with a rate"),
-        ((), {}, "@quota has no rate"), (("1/m",), {"key": "usr"}, "Did you mean 'user'"), ((), {"rule": 5}, "5"),
-        ((), {"limit": "5/m"}, r"'limit' is not an option .* The first argument is the rate: write '5/m' first\."),
-        ((), {"rate": 5}, r"'rate' is not an option .* The first argument is the rate: write '10/m' first\."),
-        (("search",), {}, r"If it is the name of a configured rule, write @quota\(rule='search'\)"),
-        (("10/m", "ip"), {}, r"Write a count.* if it is the key, key='ip'"),
-        (("5/m",), {"rule": "search", "methods": ["POST"], "cost": 2}, "no other arguments: '5/m', methods=, cost="),
-        ((), {"rule": "search", "name": "s", "cost": 2}, r"no other arguments: name=, cost=\. Set them in QUOTA"),
-        (("5/m",), {"distinct": "usr"}, r"distinct='usr' is not a key\. Did you mean 'user'"),
-        (("5/m",), {"distinct": True}, r"distinct=True needs check\(\.\.\., value=\)\. On a view, use"),
+        (
+            (View,),
+            {},
+            "'django.views...ric.base.View' is not a rate: it is a view. Write @quota('10/m') with a rate.",
+        ),
+        (
+            (),
+            {},
+            "() is not a rate: @quota has no rate. Use, for example, @quota('10/m') or @quota(rule='search').",
+        ),
+        (("1/m",), {"key": "usr"}, "key='usr' is not a key. Did you mean 'user'?"),
+        ((), {"rule": 5}, "rule=5 is not the name of a rule. Use, for example, @quota(rule='search')."),
+        *(
+            (
+                (),
+                {option: rate},
+                (
+                    f"{option!r} is not an option of a rule. The first argument is the rate: write {first!r} first. In "
+                    "the settings it is 'rate'."
+                ),
+            )
+            for option, rate, first in (("limit", "5/m", "5/m"), ("rate", 5, "10/m"))
+        ),
+        *(
+            (
+                rates,
+                {},
+                (
+                    f"{text!r} {NOT_A_NUMBER} If it is the name of a configured rule, write @quota(rule={text!r}); if "
+                    f"it is the key, key={text!r}."
+                ),
+            )
+            for rates, text in ((("search",), "search"), (("10/m", "ip"), "ip"))
+        ),
+        ((" ",), {}, f"' ' {NOT_A_NUMBER}".replace("position 0", "position 1")),
+        (
+            ("5/m",),
+            {"rule": "search", "methods": ["POST"], "cost": 2},
+            f"{ALL_FROM_THE_RULE} '5/m', methods=, cost=. {IN_SETTINGS}",
+        ),
+        ((), {"rule": "search", "name": "s", "cost": 2}, f"{ALL_FROM_THE_RULE} name=, cost=. {IN_SETTINGS}"),
+        ((), {"rule": "search", "name": "s"}, f"{ALL_FROM_THE_RULE} name=. {IN_SETTINGS}"),
+        (("5/m",), {"distinct": "usr"}, "distinct='usr' is not a key. Did you mean 'user'?"),
+        (
+            ("5/m",),
+            {"distinct": True},
+            "distinct=True needs check(..., value=). On a view, use, for example, distinct='header:X-Device'.",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_refused_at_import_with_what_to_write(rates: Any, options: Any, words: str) -> None:
-    with pytest.raises(RuleError, match=words):
+    with pytest.raises(RuleError) as refused:
         quota(*rates, **options)
+
+    assert str(refused.value) == words
 
 
 def test_an_unknown_rule_of_a_site_without_rules_is_refused_with_what_to_write() -> None:
@@ -342,8 +447,20 @@ def test_an_unknown_rule_of_a_site_without_rules_is_refused_with_what_to_write()
         run(quota(rule="search")(plain))
 
 
-@pytest.mark.parametrize("option", ["cost", "skip", "key", "distinct", "tuple in a tuple", "rate"])
-def test_an_async_function_on_a_sync_view_is_refused_at_import(option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("cost", "cost"),
+        ("skip", "skip"),
+        ("key", "key"),
+        ("distinct", "distinct"),
+        ("tuple in a tuple", "key"),
+        ("rate", "rate"),
+    ],
+)
+def test_an_async_function_on_a_sync_view_is_refused_at_import(option: str, named: str) -> None:
     options: Any = {"tuple in a tuple": {"key": ("ip", ("path", acost))}, "rate": {}}.get(option, {option: acost})
-    with pytest.raises(RuleError, match="is async, but the view is not"):
+    with pytest.raises(RuleError) as refused:
         quota(acost if option == "rate" else "1/m", **options)(derived(Sync) if option == "skip" else plain)
+
+    assert str(refused.value) == f"{named}={__name__}.acost is async, but the view is not. Use a sync function."

@@ -152,9 +152,10 @@ def test_a_subject_has_the_known_rules_whose_key_can_give_it() -> None:
     assert shown(limits_of(ANN)) == shown(limits_of(User(pk=7))) == known, "without a tier no rates of tokens"
     assert shown(limits_of(ANN, tier="team")) == [*known, ("tokens", "1000/d", ANN, 0)]
     assert shown(limits_of("org:1", tier="free")) == [("tokens", "100/d", "org:1", 0)]
-    with pytest.raises(RuleError, match=r"^No rule has a tier 'taem'\. Name one of the tiers"):
+    with pytest.raises(RuleError) as refused:
         limits_of(ANN, tier="taem")
-    with pytest.raises(RuleError, match="7 is not a subject"):
+    assert str(refused.value) == "No rule has a tier 'taem'. Name one of the tiers of a rule, or leave out tier=."
+    with pytest.raises(RuleError, match=r"^7 is not a subject of limits_of\(\)\. "):
         limits_of(7)
 
 
@@ -183,6 +184,12 @@ class TestTheTierOfASubject:
         check("tokens", "org:1", tier="free")
 
         assert shown(limits_of("org:1")) == []
+
+
+def test_no_more_rules_are_read_than_a_call_may_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_quota.http.limits.ENTRIES_AT_ONCE", 2)
+
+    assert [rule for rule, *_ in shown(limits_of(ANN))] == ["api", "other"]
 
 
 def test_limits_beside_an_override_that_blocks_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,3 +259,19 @@ def test_a_user_of_a_key_with_a_network_keeps_both_parts(memory_store: Any) -> N
     request.user = User(pk=7)
 
     assert check(Rule.make("both", "9/m", key=("user", "ip/24")), request).subject == f"user:7+{NETWORK}"
+
+
+@pytest.mark.parametrize(
+    ("key", "address", "subject"),
+    [
+        ("ip/1", ADDRESS, "ip:128.0.0.0/1"),
+        ("ip/32", ADDRESS, f"ip:{ADDRESS}"),
+        ("ip/24,1", "2001:db8::7", "ip:::/1"),
+        ("ip/24,128", "2001:db8::7", "ip:2001:db8::7/128"),
+        ("ip/24,48", ADDRESS, NETWORK),
+    ],
+)
+def test_a_key_takes_every_number_of_bits(key: str, address: str, subject: str, memory_store: None) -> None:
+    request = RequestFactory().get("/", REMOTE_ADDR=address)
+
+    assert check("9/m", request, key=key).subject == subject

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from django.test import RequestFactory
 from django.urls import include, path
 
 from django_quota import Subject, check, limits_of
-from django_quota.http.limits import _log_left_out, limits_view
+from django_quota.http.limits import _log_left_out, limit_in_words, limits_view
 from django_quota.testing import freeze
 from tests.support.outages import no_answer
 from tests.support.overridden import override
@@ -75,6 +76,49 @@ def test_the_page_has_the_limits_about_the_caller_wherever_they_match(client: An
     assert others[0]["until"] is None
     with no_answer():
         assert limits_view(request_of_ann()).status_code == 503
+
+
+def test_the_page_is_a_list_of_objects(settings: Any) -> None:
+    rules = {"flood": RULES["flood"], "uploads": {"rate": "5/m"}}
+    settings.QUOTA, settings.TIME_ZONE = {**settings.QUOTA, "RULES": rules}, "UTC"
+    with freeze(START + 1):
+        check("flood", "ip:192.0.2.1", 3)
+        found = json.loads(limits_view(request_of_ann()).content)
+
+    flood = {"rule": "flood", "rate": "100/h", "limit": 100, "used": 3, "remaining": 97}
+    uploads = {"rule": "uploads", "rate": "5/m", "limit": 5, "used": 0, "remaining": 5}
+    assert found == {
+        "limits": [
+            {**flood, "until": "2025-11-21T05:40:00+00:00", "state": ""},
+            {**uploads, "until": None, "state": ""},
+        ]
+    }
+
+
+@pytest.mark.parametrize(("mode", "state"), [("b 0 0 -", "blocked"), ("x 0 0 -", "exempt")], ids=["blocked", "exempt"])
+def test_the_page_says_what_an_override_does(mode: str, state: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"uploads": {"rate": "5/m"}}}
+    override(mode, "uploads", "ip:192.0.2.1")
+
+    (found,) = json.loads(limits_view(request_of_ann()).content)["limits"]
+
+    assert (found["rule"], found["state"], found["until"]) == ("uploads", state, None)
+
+
+def test_the_tag_is_a_list_in_html(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"a<b>": {"rate": "5000/m"}}}
+
+    text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
+
+    assert [line.strip() for line in text.splitlines()] == [
+        '<ul class="quota-limits">',
+        "<li>",
+        "<strong>a&lt;b&gt;</strong> <span>5,000 per minute</span><br>",
+        '<meter min="0" max="5000" value="5000" aria-label="a&lt;b&gt;">5,000 of 5,000 left</meter>',
+        "<span>5,000 of 5,000 left</span>",
+        "</li>",
+        "</ul>",
+    ]
 
 
 @pytest.fixture
@@ -197,6 +241,21 @@ def test_a_period_of_days_ends_on_a_day(rate: str, left: str, settings: Any) -> 
         assert shown() == {"plan": left}
 
 
+@pytest.mark.parametrize(
+    ("earlier", "day"),
+    [pytest.param(60, "1 December", id="a minute"), pytest.param(2_400, "30 November", id="40 minutes")],
+)
+def test_a_period_ends_on_its_day_though_the_clock_of_the_store_is_ahead(earlier: int, day: str, settings: Any) -> None:
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"plan": {**RULES["plan"], "key": "user"}}}
+    with freeze(START):
+        check("plan", "user:7")
+        (outcome,) = limits_of("user:7").outcomes
+        shorter = outcome._replace(reset_after=outcome.reset_after - earlier)
+
+        assert limit_in_words(shorter) == f"9,999 of 10,000 left until {day}"
+
+
 def test_a_block_names_the_time_of_its_end_though_the_limit_is_one_of_days(settings: Any) -> None:
     settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
     override(f"b 0 {START + 60 * SECOND} -", "plan", "org:7")
@@ -224,6 +283,15 @@ def test_the_tag_has_the_rate_in_words() -> None:
     text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
 
     assert "<strong>plan</strong> <span>10,000 per month</span>" in text
+
+
+def test_the_tag_takes_a_request_that_wraps_that_of_django(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"uploads": RULES["uploads"]}}
+    wrapper = SimpleNamespace(_request=request_of_ann())
+
+    text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({"request": wrapper})
+
+    assert "<strong>uploads</strong>" in text
 
 
 def test_the_tag_shows_nothing_where_there_is_no_request() -> None:
@@ -311,8 +379,11 @@ def test_a_function_that_does_not_fit_the_page_costs_its_own_rule_only(
 ) -> None:
     assert names_on_both() == ["plain"]
     (record,) = [each for each in caplog.records if each.name == "django_quota.web"]
-    assert record.getMessage().startswith("Rule 'odd' is left out of the caller's limits")
-    assert record.exc_info
+    assert record.getMessage() == (
+        "Rule 'odd' is left out of the caller's limits: its functions failed for this request. They get the request of "
+        "the page that shows the limits."
+    )
+    assert (record.levelname, record.exc_info is not None) == ("ERROR", True)
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,13 @@ def test_a_refusal_says_the_same_in_every_form(kind: str, settings: Any) -> None
     assert re.sub("login.username:[0-9a-f]{32}", "login.username:…", said) == explained
 
 
+def test_where_no_backend_limits_logins_a_rule_may_have_the_name_of_such_a_limit() -> None:
+    with freeze(START):
+        decision = limited("1/m", 1, 1, name="login-username-ip")
+
+    assert refusal_details(decision).message == f"The limit is 1 per minute. {IN_A_MINUTE}"
+
+
 def answer(decision: Decision, accept: str) -> Any:
     return refusal_response(RequestFactory().get("/", headers={"Accept": accept}), decision)
 

@@ -180,6 +180,7 @@ def test_a_rule_by_address_does_not_wait(kind: str) -> None:
 
 
 numbers = count()
+ADVICE = "Let the view check its throttles, or remove the limits from it."
 
 
 @both
@@ -201,8 +202,9 @@ class TestAViewThatDecidesNothing:
 
         (logged,) = [each for each in caplog.records if each.name == "django_quota.web"]  # and none for the wrong token
         assert logged.levelname == "ERROR"
-        assert logged.getMessage().startswith(
-            f"The view 'late' answered 200 while these rules waited for it: '{name}'."
+        assert logged.getMessage() == (
+            f"The view 'late' answered 200 while these rules waited for it: '{name}'. They were decided after the view "
+            f"had already run. {ADVICE}"
         )
 
 
@@ -223,6 +225,23 @@ def test_only_a_view_that_succeeds_without_deciding_is_logged(
     assert statuses("sync", "late", "1") == [status]
 
     assert [each.name for each in caplog.records if each.name == "django_quota.web"] == ["django_quota.web"] * is_logged
+
+
+def test_a_view_that_is_called_without_a_url_is_logged_by_the_path(caplog: pytest.LogCaptureFixture) -> None:
+    names = [f"late-{next(numbers)}" for _ in range(2)]
+    late = TokenView.as_view(decides=False)
+    for name in names:
+        late = quota("9/m", key="user", name=name)(late)
+    route = f"/without-a-url/{names[0]}/"
+
+    late(RequestFactory().get(route, headers={"X-Token": "7"}))
+
+    assert caplog.messages == [
+        (
+            f"The view {route!r} answered 200 while these rules waited for it: '{names[1]}', '{names[0]}'. They were "
+            f"decided after the view had already run. {ADVICE}"
+        )
+    ]
 
 
 def test_a_refusal_after_the_view_closes_the_response_that_it_replaces() -> None:
@@ -331,7 +350,10 @@ class TestSlotsThatWaitForTheUser:
         assert statuses("sync", "careless", "7") == [200]
 
         (logged,) = [each.getMessage() for each in caplog.records if each.name == "django_quota.web"]
-        assert logged.startswith(f"The view {route.name!r} answered 200 while a slot waited for it. Nothing limited")
+        assert logged == (
+            f"The view {route.name!r} answered 200 while a slot waited for it. Nothing limited how many ran at once. "
+            f"{ADVICE}"
+        )
 
     def test_one_by_address_is_taken_before_the_view(self) -> None:
         careless = concurrency(1, "ip", name="three")(TokenView.as_view())

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import count
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import http_sf
@@ -172,7 +173,7 @@ def test_the_wait_of_a_block_is_its_own_even_if_another_limit_is_used_up_for_lon
 @pytest.mark.parametrize(
     ("rule", "name"),
     [('a"b\\', "a%22b%5C"), ("größe", "gr%C3%B6%C3%9Fe"), ("a\r\nb", "a%0D%0Ab"), ("10/m", "10/m"), ("end.", "end."),
-     ("(all)", "(all)")],
+     ("(all)", "(all)"), ("() !#$&'*+,-/:;<=>?@[]^_`{|}~x9", "() !#$&'*+,-/:;<=>?@[]^_`{|}~x9"), ("50%", "50%25")],
 )  # fmt: skip
 def test_a_name_is_quoted(rule: str, name: str) -> None:
     ((shown, _),) = parsed(quota("10/m", name=rule)(view)(get()), "RateLimit-Policy")
@@ -309,6 +310,9 @@ class TestAnAnswerWhileTheStoreIsAway:
     def test_is_a_503(self, away: HttpResponse) -> None:
         assert away.status_code == 503
 
+    def test_may_be_asked_for_again_in_a_second(self, away: HttpResponse) -> None:
+        assert away.headers["Retry-After"] == "1"
+
     def test_is_stored_by_nobody(self, away: HttpResponse) -> None:
         assert away.headers["Cache-Control"] == "no-store"
 
@@ -400,6 +404,32 @@ def test_headers_that_it_brings_are_kept(client: Client) -> None:
     assert reply.headers["X-RateLimit-Remaining"] == "0"
 
 
+@pytest.mark.parametrize("name", ["RateLimit", "RateLimit-Policy"])
+def test_of_the_two_headers_the_one_that_it_brings_is_alone(name: str) -> None:
+    with answered_by(lambda request, decision: HttpResponse("no", headers={name: '"mine";q=0'})):
+        headers = refused().headers
+
+    assert {each: headers.get(each) for each in ("RateLimit", "RateLimit-Policy") if each in headers} == {
+        name: '"mine";q=0'
+    }
+
+
+@pytest.mark.parametrize("name", ["Limit", "Remaining", "Reset"])
+def test_each_of_the_older_headers_that_it_brings_is_kept(name: str) -> None:
+    own = {f"X-RateLimit-{name}": "mine"}
+    with answered_by(lambda request, decision: HttpResponse("no", headers=own), LEGACY_HEADERS=True):
+        headers = refused(rate="5/m", cost=6).headers
+
+    assert {each: headers[f"X-RateLimit-{each}"] for each in ("Limit", "Remaining", "Reset")} == {
+        "Limit": "5", "Remaining": "5", "Reset": "0", name: "mine",
+    }  # fmt: skip
+
+
+def test_where_it_returns_none_the_default_answer_is_sent() -> None:
+    with answered_by(lambda request, decision: None):
+        assert refused("text/plain").text == "This is closed until further notice.\n"
+
+
 def test_a_template_response_is_rendered() -> None:
     template = engines["django"].from_string("no: {{ rule }}")
     with answered_by(lambda request, decision: SimpleTemplateResponse(template, {"rule": decision.rule}, status=429)):
@@ -416,8 +446,12 @@ def test_a_template_response_is_rendered() -> None:
 )
 def test_what_is_not_a_response_is_a_clear_error(function: Any, kind: str) -> None:
     """What must be awaited is closed, or Python warns."""
-    with answered_by(function), pytest.raises(ConfigurationError, match=rf'QUOTA\["RESPONSE"\] returned {kind}'):
+    with answered_by(function), pytest.raises(ConfigurationError) as raised:
         refused()
+
+    assert str(raised.value) == (
+        f'QUOTA["RESPONSE"] returned {kind}, not a response. Return an HttpResponse, or None for the default response.'
+    )
 
 
 # --- the page: what it says, and that it works under a strict Content-Security-Policy --------------------------------
@@ -511,6 +545,20 @@ def test_pages_that_are_alike_are_rendered_once(rendering: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("rendering", ["remembered"], indirect=True)
+def test_pages_that_differ_by_their_nonce_are_rendered_once(rendering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def page(nonce: str) -> Page:
+        request = page_request()
+        request.csp_nonce = nonce  # type: ignore[attr-defined]
+        return refused_page("1/m", request)
+
+    page("one")
+    rendered = tags_rendered(monkeypatch)
+
+    assert page("other").all("style") == [{"nonce": "other"}]
+    assert rendered == []
+
+
+@pytest.mark.parametrize("rendering", ["remembered"], indirect=True)
 def test_the_page_of_one_client_is_that_of_another_within_a_second(
     rendering: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -566,6 +614,68 @@ def test_a_page_of_the_site_is_rendered_for_each_visitor(rendering: str, setting
     assert [page.split()[0] for page in pages] == ["/one/", "/two/"]
 
 
+CONTEXT = (
+    "{{ status }}|{{ title }}|{{ detail }}|{{ wait }}|{{ until|date:'c' }}|{{ is_today }}|{{ bar }}|{% for each in "
+    "limits %}{{ each.rate }},{{ each.limit }},{{ each.remaining }},{{ each.used }},{{ each.cost }},{{ each.wait }};"
+    "{% endfor %}|{{ try_again }}|{{ is_safe }}|{{ csp_nonce }}|{{ decision.rule }}"
+)
+
+
+@pytest.fixture
+def own_page(settings: Any) -> None:
+    """The site's own page shows all that a template can show."""
+    loader = ("django.template.loaders.locmem.Loader", {"429.html": CONTEXT})
+    backend = "django.template.backends.django.DjangoTemplates"
+    settings.TEMPLATES = [{"BACKEND": backend, "OPTIONS": {"loaders": [loader]}}]
+
+
+@pytest.mark.usefixtures("own_page")
+@pytest.mark.parametrize(
+    ("rate", "cost", "method", "shown"),
+    [
+        pytest.param(
+            "5/m",
+            2,
+            "get",
+            (
+                "429|Too many requests|The limit is 5 per minute. This request counts as 2, and 0 of 5 are left. "
+                "Please try again in 60 seconds.|60|2026-09-21T14:14:21+00:00|True|60|5 per minute,5,0,5,2,60 seconds;|"
+                "True|True|n&lt;|own"
+            ),
+            id="a wait",
+        ),
+        pytest.param(
+            "5/d",
+            1,
+            "head",
+            (
+                "429|Too many requests|The limit is 5 per day. Please try again in 24 hours.|86400|"
+                "2026-09-22T14:13:21+00:00|False|None|5 per day,5,0,5,1,24 hours;|True|True|n&lt;|own"
+            ),
+            id="a wait until tomorrow",
+        ),
+        pytest.param(
+            "5/m",
+            6,
+            "post",
+            (
+                "429|Too many requests|The limit is 5 per minute. This request counts as 6, more than the 5 that are "
+                "ever left. Trying again will not help.|None||False|None|5 per minute,5,0,5,6,;|False|False|n&lt;|own"
+            ),
+            id="no wait",
+        ),
+    ],
+)
+def test_the_page_of_a_site_may_show(rate: str, cost: int, method: str, shown: str) -> None:
+    request = page_request(method=method)
+    request.csp_nonce = "n<"  # type: ignore[attr-defined]
+    with freeze(NOW):
+        check(rate, "global", 5, name="own")
+        response = refusal_response(request, check(rate, "global", cost, name="own"))
+
+    assert response.text == shown
+
+
 def test_a_test_can_ask_which_template_was_used() -> None:
     limited: Any = quota("0/m")(view)
     for _ in range(2):
@@ -602,6 +712,50 @@ def test_the_page_is_in_the_language_of_the_visitor() -> None:
     assert page.all("html") == [{"lang": "ar", "dir": "rtl"}]
 
 
+DOCUMENT = [
+    "<!doctype html>",
+    '<html lang="en-us" dir="ltr">',
+    "<head>",
+    '<meta charset="utf-8">',
+    '<meta name="viewport" content="width=device-width, initial-scale=1">',
+    '<meta name="color-scheme" content="light dark">',
+    '<meta name="robots" content="noindex">',
+    "<title>Too many requests</title>",
+    "<style></style>",
+    "</head>",
+    "<body>",
+    "<main>",
+    '<p class="status">429</p>',
+    "<h1>Too many requests</h1>",
+    "<p>The limit is 4 per hour. This request counts as 3, and 1 of 4 are left. Please try again in 60 minutes.</p>",
+    '<p class="quiet">Try again at: <time datetime="2026-09-21T15:13:21+00:00">15:13:21 UTC</time></p>',
+    '<svg class="bar" width="100%" height="8" aria-hidden="true">',
+    '<rect width="100%" height="8" rx="4" fill="currentColor" opacity=".2"/>',
+    (
+        '<rect width="0" height="8" rx="4" fill="currentColor"><animate attributeName="width" from="0%" to="100%" '
+        'dur="3600s" fill="freeze"/></rect>'
+    ),
+    "</svg>",
+    '<ul class="limits">',
+    "<li>",
+    "5 per minute",
+    '<meter min="0" low="0.5" high="4" optimum="0" max="5" value="3" aria-label="Used">3 / 5</meter>',
+    '<span class="quiet">2 of 5 left · this request counts as 3 · again in 60 seconds</span>',
+    "</li>",
+    "<li>",
+    "4 per hour",
+    '<meter min="0" low="0.5" high="3" optimum="0" max="4" value="3" aria-label="Used">3 / 4</meter>',
+    '<span class="quiet">1 of 4 left · this request counts as 3 · again in 60 minutes</span>',
+    "</li>",
+    "</ul>",
+    '<p><a class="again" href="" rel="nofollow">Try again</a></p>',
+    "</main>",
+    "</body>",
+    "</html>",
+]
+"""The lines of a page of two limits."""
+
+
 class TestThePageOfSeveralLimits:
     @pytest.fixture
     def page(self) -> Page:
@@ -615,11 +769,137 @@ class TestThePageOfSeveralLimits:
         assert "5 per minute 3 / 5 2 of 5 left · this request counts as 3 · again in 60 seconds" in page.text
         assert "4 per hour 3 / 4 1 of 4 left · this request counts as 3 · again in 60 minutes" in page.text
 
+    def test_is_a_whole_document(self, page: Page) -> None:
+        html = re.sub("<style>.*</style>", "<style></style>", page.html, flags=re.DOTALL)
+
+        assert [line.strip() for line in html.splitlines() if line.strip()] == DOCUMENT
+
     def test_does_not_show_limits_that_admit(self, page: Page) -> None:
         assert "per day" not in page.text
 
     def test_does_not_show_the_name_of_the_rule(self, page: Page) -> None:
         assert "secret-name" not in page.text
+
+
+def test_each_sentence_of_the_page_is_in_the_language_of_the_visitor() -> None:
+    limited: Any = quota("5/m", "4/h", cost=3)(view)
+    with freeze(NOW), translation.override("de"):
+        limited(page_request())
+        page, posted = Page(limited(page_request())), Page(limited(page_request(method="post")))
+
+    assert page.text == (
+        "Zu viele Anfragen 429 Zu viele Anfragen Das Limit ist 4 pro Stunde. Diese Anfrage zählt als 3, und 1 von 4 "
+        "sind übrig. Bitte versuchen Sie es in 60 Minuten erneut. Wieder möglich ab: 15:13:21 UTC 5 pro Minute 3 / 5 "
+        "2 von 5 übrig · diese Anfrage zählt als 3 · wieder in 60 Sekunden 4 pro Stunde 3 / 4 1 von 4 übrig · diese "
+        "Anfrage zählt als 3 · wieder in 60 Minuten Erneut versuchen"
+    )
+    assert posted.text.endswith(
+        " Was Sie gesendet haben, wurde nicht angenommen. Um es erneut zu senden, gehen Sie im Browser zurück."
+    )
+    assert [meter["aria-label"] for meter in page.all("meter")] == ["Verbraucht"] * 2
+
+
+def test_a_page_without_translations_is_in_english() -> None:
+    with translation.override(None):
+        page = refused_page()
+
+    assert page.all("html") == [{"lang": "en", "dir": "ltr"}]
+
+
+def test_a_get_that_no_wait_helps_sent_nothing_to_send_again() -> None:
+    with freeze(NOW):
+        page = Page(refusal_response(page_request(), check("5/m", "global", 6)))
+
+    assert (page.all("a"), "What you sent" in page.text) == ([], False)
+
+
+def test_the_page_of_one_limit_and_a_cost_of_one_has_no_list() -> None:
+    assert refused_page().all("ul") == []
+
+
+def test_the_page_of_one_limit_and_a_higher_cost_has_a_list_without_a_second_wait() -> None:
+    with freeze(NOW):
+        check("5/m", "global", 4)
+        page = Page(refusal_response(page_request(), check("5/m", "global", 2)))
+
+    assert "5 per minute 4 / 5 1 of 5 left · this request counts as 2 Try again" in page.text
+
+
+def test_a_moment_of_another_day_has_its_day() -> None:
+    assert "Try again at: Sept. 22, 2026, 14:13:21 UTC Try again" in refused_page("1/d").text
+
+
+# --- the style of the page --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def style() -> dict[str, str]:
+    """The rules of the page by selector, and each block of `@media` by its condition."""
+    text = Path(refusal_page.__file__).parents[1].joinpath("templates/429.html").read_text()
+    found = re.search("<style.*?>(.*)</style>", text, re.DOTALL)
+    assert found is not None
+    rules = re.findall(
+        r"^    (\S[^{]*?) \{ ?(.*?) ?\}$", re.sub(r"\n      (.*)\n    \}", r" \1 }", found[1]), re.MULTILINE
+    )
+    return dict(rules)
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour, as WCAG defines it."""
+    digits = colour.lstrip("#")
+    digits = "".join(digit * 2 for digit in digits) if len(digits) == 3 else digits
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", [":root", "@media (prefers-color-scheme: dark)"], ids=["light", "dark"])
+@pytest.mark.parametrize(("ink", "paper"), [("text", "card"), ("quiet", "card"), ("card", "accent"), ("text", "page")])
+def test_what_the_page_says_has_enough_contrast(ink: str, paper: str, scheme: str, style: dict[str, str]) -> None:
+    colours = dict(re.findall(r"--(\w+): (#\w+)", style[scheme]))
+
+    light, dark = sorted((luminance(colours[ink]), luminance(colours[paper])), reverse=True)
+
+    assert (light + 0.05) / (dark + 0.05) >= 4.5  # level AA
+
+
+def test_the_dark_page_is_dark(style: dict[str, str]) -> None:
+    cards = [re.findall("--card: (#\\w+)", style[each])[0] for each in (":root", "@media (prefers-color-scheme: dark)")]
+
+    assert [luminance(each) > 0.5 for each in cards] == [True, False]
+
+
+def test_each_colour_that_the_page_uses_is_one_of_both_schemes(style: dict[str, str]) -> None:
+    used = set(re.findall(r"var\(--(\w+)\)", " ".join(style.values())))
+    schemes = [set(re.findall(r"--(\w+):", style[each])) for each in (":root", "@media (prefers-color-scheme: dark)")]
+
+    assert [used, used] == schemes
+
+
+def test_each_class_of_the_page_has_a_style(style: dict[str, str]) -> None:
+    used = set(re.findall('class="(\\w+)"', "".join(DOCUMENT)))
+
+    assert {f".{name}" for name in used} <= style.keys()
+
+
+@pytest.mark.parametrize(
+    ("selector", "rule"),
+    [
+        pytest.param("main", "overflow-wrap: anywhere;", id="a long word breaks"),
+        pytest.param("main", "max-width: 34rem;", id="lines are short"),
+        pytest.param("main", "width: 100%;", id="it fits a small screen"),
+        pytest.param("*", "box-sizing: border-box;", id="with its margins"),
+        pytest.param("body", "min-height: 100vh; display: grid; place-items: center;", id="it is in the middle"),
+        pytest.param("meter", "display: block; width: 100%;", id="a bar is as wide as the page"),
+        pytest.param(":focus-visible", "outline: 3px solid var(--accent);", id="the keyboard shows where it is"),
+        pytest.param("@media (prefers-reduced-motion: reduce)", ".bar { display: none;", id="nothing moves"),
+        pytest.param("@media (forced-colors: active)", ".again { border: 1px solid;", id="the link is a button"),
+        pytest.param("time", "white-space: nowrap;", id="a moment stays in one line"),
+        pytest.param(":root", "color-scheme: light dark;", id="both schemes"),
+    ],
+)
+def test_the_page_can_be_read_by_everybody(selector: str, rule: str, style: dict[str, str]) -> None:
+    assert rule in style[selector]
 
 
 def test_only_a_get_is_tried_again_by_a_link_that_loads_the_same_page() -> None:

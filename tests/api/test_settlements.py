@@ -17,6 +17,7 @@ from django_quota import Rule, check, peek, quota, reserve
 from django_quota.adapters import adecide, asettle, attach_decision, decide, settle
 from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import RuleError
+from django_quota.middleware import QuotaMiddleware
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.counts import checks_of, count_what_waits, units_of
@@ -214,6 +215,17 @@ class TestStream:
 
         assert left() == 900
 
+    @pytest.mark.parametrize(
+        "options", [{}, {"settle": size}], ids=["count_when alone", "a cost that would be read at its end"]
+    )
+    def test_what_does_not_count_is_given_back_before_its_end(self, options: dict[str, Any]) -> None:
+        view: Any = quota("5/h", name="failed", count_when=lambda response: False, **options)(
+            lambda request: StreamingHttpResponse(parts(request))
+        )
+
+        with closing(view(RequestFactory().get("/"))):
+            assert left("failed", "5/h") == 5
+
     def test_an_async_stream_is_settled_at_its_end(self) -> None:
         async def read() -> None:
             response: Any = await AsyncClient().get("/astream/")
@@ -230,6 +242,14 @@ def test_the_response_to_an_exempt_request_is_judged_by_no_function() -> None:
     override("x 0 0 -", "*", IP)
 
     assert ask("unjudged").status_code == 200
+
+
+def test_what_is_no_response_of_django_is_settled_at_once() -> None:
+    view: Any = quota("1000/h", name="bytes", settle=lambda request, answer: len(answer))(lambda request: "answer")
+
+    assert view(RequestFactory().get("/")) == "answer"
+
+    assert left() == 994
 
 
 def test_a_client_that_left_before_the_response_pays_the_estimate() -> None:
@@ -269,6 +289,18 @@ def test_a_rule_that_the_middleware_applies_is_settled(settings: Any) -> None:
     assert '"everywhere";r=960' in ask("plain", size=40).headers["RateLimit"]
 
 
+def wrong(request: HttpRequest, response: HttpResponse) -> int:
+    return -1
+
+
+@pytest.mark.parametrize("where", ["sync", "async"])
+def test_a_wrong_cost_of_a_rule_that_the_middleware_applies_is_a_500(where: str, settings: Any) -> None:
+    rule = {"rate": "1000/h", "settle": f"{__name__}.wrong", "match": "/"}
+    settings.MIDDLEWARE, settings.QUOTA = MIDDLEWARE, {**settings.QUOTA, "RULES": {"everywhere": rule}}
+
+    assert ask(where).status_code == 500
+
+
 @pytest.mark.parametrize("how", get_args(OnUnavailable))
 def test_what_is_settled_without_the_store_leaves_the_headers_as_decided(how: OnUnavailable, site: None) -> None:
     with ExitStack() as outage:
@@ -293,6 +325,20 @@ def test_an_integration_settles_what_it_decided(is_async: bool) -> None:
     assert peek(rule, IP).remaining == 960
 
 
+def test_an_integration_leaves_settling_to_the_middleware() -> None:
+    rule = Rule.make("mine", "1000/h", settle=size)
+
+    def view(request: HttpRequest) -> HttpResponse:
+        attach_decision(request, decide(request, [rule]))
+        settle(request, HttpResponse())
+        return HttpResponse(b"x" * 40)
+
+    response = QuotaMiddleware(view)(RequestFactory().get("/"))
+
+    assert peek(rule, IP).remaining == 960
+    assert response.headers["RateLimit"].startswith('"mine";r=960;')
+
+
 @pytest.mark.parametrize("call", [check, lambda *given: reserve(*given).settle(1)], ids=["check", "reserve"])
 def test_a_call_without_a_response_settles_nothing(call: Any) -> None:
     rule = Rule.make("rule", "10/h", count_when=lambda response: False)
@@ -313,8 +359,37 @@ class TestWrongCost:
         return request
 
     def test_it_is_an_error(self, answered: HttpRequest) -> None:
-        with pytest.raises(RuleError, match=r"settle= of rule 'wrong' returned 1.5. Return a whole number"):
+        with pytest.raises(RuleError) as raised:
             settle(answered, HttpResponse())
+
+        assert str(raised.value) == (
+            "settle= of rule 'wrong' returned 1.5. Return a whole number from 0 to 1000000000000."
+        )
+
+    @pytest.mark.parametrize("cost", [-1, 10**12 + 1, True, None, "5"], ids=repr)
+    def test_it_is_anything_but_a_whole_number_from_0_to_a_million_millions(self, cost: Any) -> None:
+        request = RequestFactory().get("/")
+        attach_decision(request, decide(request, Rule.make("one", "100/h", settle=lambda *_: cost)))
+
+        with pytest.raises(RuleError, match=r"settle= of rule 'one' returned "):
+            settle(request, HttpResponse())
+
+    @pytest.mark.parametrize("cost", [0, 10**12], ids=["nothing", "a million millions"])
+    def test_it_is_not(self, cost: int) -> None:
+        request, rule = RequestFactory().get("/"), Rule.make("one", "100/h", settle=lambda *_: cost)
+        attach_decision(request, decide(request, rule))
+
+        settle(request, HttpResponse())
+
+        assert peek(rule, IP).used == cost
+
+    def test_of_two_the_first_is_the_error(self) -> None:
+        request = RequestFactory().get("/")
+        for name in ("first", "second"):
+            attach_decision(request, decide(request, Rule.make(name, "100/h", settle=lambda *_: -1)))
+
+        with pytest.raises(RuleError, match="'first'"):
+            settle(request, HttpResponse())
 
     def test_its_estimate_stays_spent(self, answered: HttpRequest) -> None:
         with pytest.raises(RuleError):
@@ -335,7 +410,9 @@ class TestWrongCost:
 
         view(RequestFactory().get("/")).close()
 
-        assert "the estimate stays spent" in caplog.text
+        (logged,) = [each for each in caplog.records if each.name == "django_quota.reservations"]
+        assert logged.getMessage() == "settle= failed after a stream had ended: the estimate stays spent."
+        assert (logged.levelname, logged.exc_info is not None) == ("ERROR", True)
         assert left("stream") == 999
 
 
@@ -410,25 +487,39 @@ def test_rules_of_one_name_of_an_exempt_subject_are_given_back_to_its_day_once()
     [
         pytest.param(
             {"settle": 5},
-            "settle=5 is not a function. Use, for example, lambda request, response",
+            "settle=5 is not a function. Use, for example, lambda request, response: len(response.content).",
             id="settle= is a number",
         ),
         pytest.param(
             {"count_when": "path.to"},
-            "count_when='path.to' is not a function. Use, for example, lambda resp",
+            ("count_when='path.to' is not a function. Use, for example, lambda response: response.status_code == 401."),
             id="count_when= is a string",
         ),
         pytest.param(
             {"count_when": bool, "distinct": True},
-            "count_when= cannot be combined with distinct=",
+            (
+                "count_when= cannot be combined with distinct=: a value that was counted cannot be given back. Leave "
+                "out count_when=."
+            ),
             id="count_when= of different values",
         ),
         pytest.param(
-            {"settle": asize}, r"settle=.*asize is async, but the view is not", id="an async function, a sync view"
+            {"settle": asize},
+            f"settle={__name__}.asize is async, but the view is not. Use a sync function.",
+            id="an async function, a sync view",
         ),
-        pytest.param({"name": "same", "count_when": bool}, "same", id="two rules of one name"),
+        pytest.param(
+            {"name": "same", "count_when": bool},
+            (
+                "Two rules are named 'same' (1/m and 9/h), but their limits over one window, their costs or their "
+                "options differ: they would share one count. Give one of them a name of its own."
+            ),
+            id="two rules of one name",
+        ),
     ],
 )
 def test_a_wrong_option_is_an_error_at_import(options: Any, message: str) -> None:
-    with pytest.raises(RuleError, match=message):
+    with pytest.raises(RuleError) as refused:
         quota("9/h", **options)(quota("1/m", name="same")(answer))
+
+    assert str(refused.value) == message

@@ -41,6 +41,16 @@ def leave(holding: Any, kind: str = "sync") -> None:
         asyncio.run(holding.__aexit__(None, None, None))
 
 
+@let_in_by
+def test_a_request_whose_slot_is_not_renewed_is_not_counted_later(said: Any, renewed_often: list[float]) -> None:
+    limited = concurrency(1, name="view", on_unavailable=said)(asks_nothing)
+
+    with no_answer():
+        assert limited(get()).status_code == 200
+
+    assert renewed_often == []
+
+
 @pytest.mark.usefixtures("either_store")
 @let_in_by
 @both

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import pickle
 import re
+import reprlib
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -40,6 +41,7 @@ from tests.support.calls import always, asubject_of, both, calls_in, fetch, subj
 from tests.support.commands import said
 
 IP = "ip:192.0.2.1"
+VISITOR = AnonymousUser()
 SECRET = "s3cret-value"
 
 
@@ -99,8 +101,13 @@ def test_a_site_without_users_names_all_by_their_ip(key: str) -> None:
 
 
 def test_a_user_without_a_primary_key_is_an_error() -> None:
-    with pytest.raises(RuleError, match=r"user is a SimpleNamespace without a primary key.*Give the class a `pk`"):
+    with pytest.raises(RuleError) as refused:
         subject("user", with_user(SimpleNamespace(is_authenticated=True)))
+
+    assert str(refused.value) == (
+        "The request's user is a SimpleNamespace without a primary key, which a limit needs. Give the class a `pk`, or "
+        "use a function of the request as the key."
+    )
 
 
 @pytest.mark.django_db
@@ -353,11 +360,13 @@ class TestFunctions:
         "value", [{"a": 1}, ["a"], {"a"}, ("a",), object()], ids=lambda value: type(value).__name__
     )
     def test_what_identifies_nobody_is_an_error_that_names_its_class(self, value: Any) -> None:
-        name = type(value).__name__
-        with pytest.raises(
-            RuleError, match=rf"key returned {name}, which identifies nobody\. Return a string, a number"
-        ):
+        with pytest.raises(RuleError) as refused:
             subject_of(always(value), request())
+
+        assert str(refused.value) == (
+            f"tests.support.calls.always.<locals>.key returned {type(value).__name__}, which identifies nobody. Return "
+            "a string, a number, a user or a Subject, for example Subject('org', value.pk)."
+        )
 
     @pytest.mark.parametrize(
         "value",
@@ -372,8 +381,12 @@ class TestFunctions:
         self, key: Any, memory_store: None
     ) -> None:
         for use in (partial(check, "1/m", request()), partial(quota, "1/m", name="named"), partial(concurrency, 1)):
-            with pytest.raises(SubjectKeyError, match=r"is a lambda, which has no name.* as a function: def by_tenant"):
+            with pytest.raises(SubjectKeyError) as refused:
                 use(key=key)
+            assert str(refused.value).endswith(
+                " is a lambda, which has no name. Its subjects would change when its line moves, and blocks and bans "
+                "would be lost. Write it as a function: def by_tenant(request): ..."
+            )
         rate: Any = lambda r: "1/m"  # noqa: E731
         with pytest.raises(RateError, match=r"a lambda has no name to count under. Add name='\.\.\.'"):
             check(rate, request())
@@ -404,8 +417,13 @@ class TestFunctions:
         async def ask() -> None:
             check("1/m", request(), key=by_organization_later, name="later")
 
-        with pytest.raises(ConfigurationError, match=r"^by_organization_later is async and cannot .* Use the async"):
+        with pytest.raises(ConfigurationError) as refused:
             asyncio.run(ask())
+
+        assert str(refused.value) == (
+            "by_organization_later is async and cannot be awaited here. Use the async form of the function that you "
+            "called, or write a sync function."
+        )
 
     def test_an_error_of_an_async_function_reaches_a_sync_caller(self) -> None:
         with pytest.raises(RuntimeError, match="the site is closed"):
@@ -415,19 +433,70 @@ class TestFunctions:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("header:", "does not say which. Use, for example, 'header:X-Api-Key'"), ("usr", "Did you mean 'user'"),
-        ("cookie:", "for example, 'cookie:device'"), ("kwarg: ", "for example, 'kwarg:pk'"), ("get", "'get:token'"),
-        ("post:", "for example, 'post:phone'"), ("json", "'json:phone'"), ("ip-24", "Did you mean 'ip/24'"),
-        ("header:HTTP_X_API_KEY", r"as request\.META does\. Write 'header:X-Api-Key'"),
-        ((), "is empty. Use, for example, 'ip'"), ("json:", "is not a path. Use, for example, 'json:phone'"),
-        ("json:user..email", "is not a path. Use"), ("hedaer:x.y", "key='hedaer:x.y' is not a key"),
-        ("", "is not a key"), (None, "is not a key"), (("ip", 5), "is not a key"), ("ip:", "is not a key"),
-        ("tests.nowhere.key", "cannot be imported"), ("tests.api.test_subjects.nothing", "cannot be imported"),
-        ("tests.api.test_subjects.SECRET", "is str. Use a function of the request"), ("..a", "cannot be imp"),
+        ("header:", "key='header:' does not say which. Use, for example, 'header:X-Api-Key'."),
+        ("cookie:", "key='cookie:' does not say which. Use, for example, 'cookie:device'."),
+        ("kwarg: ", "key='kwarg: ' does not say which. Use, for example, 'kwarg:pk'."),
+        ("get", "key='get' does not say which. Use, for example, 'get:token'."),
+        ("post:", "key='post:' does not say which. Use, for example, 'post:phone'."),
+        *(
+            (key, f"key={key!r} is not a path. Use, for example, 'json:phone' or 'json:user.email'.")
+            for key in ("json", "json:", "json:user..email")
+        ),
+        (
+            "header:HTTP_X_API_KEY",
+            "key='header:HTTP_X_API_KEY' names a header as request.META does. Write 'header:X-Api-Key'.",
+        ),
+        *(
+            (key, f"key={key!r} is not a key. Did you mean {near!r}?")
+            for key, near in {
+                "usr": "user", "ip-24": "ip/24", "ip:": "ip", "hedaer:x.y": "header:X-Api-Key", "globl": "global",
+                "jsn:phone": "json:phone", "cooky:device": "cookie:device", "kwrg:pk": "kwarg:pk", "pth": "path",
+                "gt:token": "get:token", "pst:phone": "post:phone", "sesion": "session", "user_or_i": "user_or_ip",
+            }.items()
+        ),
+        *(
+            (
+                key,
+                (
+                    f"key={key!r} is not a key. Use 'ip/24' for 1 to 32 bits of an IPv4 address, or 'ip/24,48' with 1 "
+                    "to 128 bits of an IPv6 address."
+                ),
+            )
+            for key in ("ip/", "ip/0", "ip/33", "ip/24,0", "ip/24,129", "ip/24,", "ip/a", "ip/24,48,1")
+        ),
+        (
+            "",
+            (
+                "key='' is not a key. Known: cookie:device, get:token, global, header:X-Api-Key, ip, ip/24, "
+                "json:phone, kwarg:pk, path, post:phone, session, user, user_or_ip."
+            ),
+        ),
+        ((), "key=() is empty. Use, for example, 'ip'."),
+        (None, "key=None is not a key. Use 'ip', 'user', 'header:X-Api-Key' or a function."),
+        (("ip", 5), "key=5 is not a key. Use 'ip', 'user', 'header:X-Api-Key' or a function."),
+        (
+            "tests.nowhere.key",
+            (
+                "key='tests.nowhere.key' cannot be imported: No module named 'tests.nowhere'. Use the path of a "
+                "function of the request, for example 'shop.limits.key'."
+            ),
+        ),
+        (
+            "tests.api.test_subjects.SECRET",
+            "key='tests.api.test_subjects.SECRET' is str. Use a function of the request.",
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_key_is_refused_with_what_to_write_instead(key: object, text: str) -> None:
-    with pytest.raises(RuleError, match=text):
+    with pytest.raises(SubjectKeyError) as refused:
+        quota("1/m", key=key)
+
+    assert str(refused.value) == text
+
+
+@pytest.mark.parametrize("key", ["tests.api.test_subjects.nothing", "..a"])
+def test_a_key_that_cannot_be_imported_is_refused(key: str) -> None:
+    with pytest.raises(SubjectKeyError, match="cannot be imported"):
         quota("1/m", key=key)
 
 
@@ -454,17 +523,51 @@ class TestNamedSubjects:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            ("", "An empty string"), ("ip:1.2.3", "is not an IP address"), ("ip:192.0.2.1/33", "is not a network"),
-            # all callers without a value would share a limit
-            ("user:", "has no value after the colon.* Use, for example, 'user:42'"), (":", "has no value"),
-            (AnonymousUser(), "has no primary key"), (None, "is not a subject"),
+            (
+                "",
+                (
+                    "An empty string is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'."
+                ),
+            ),
+            ("ip:1.2.3", "'ip:1.2.3' is not an IP address. Use, for example, 'ip:203.0.113.9'."),
+            ("ip:192.0.2.1/33", "'192.0.2.1/33' is not a network. Use, for example, 'ip:198.51.100.0/24'."),
+            *(
+                (
+                    text,
+                    (
+                        f"{text!r} has no value after the colon: all callers without one would share a limit. Use, for "
+                        "example, 'user:42' or 'ip:203.0.113.9'."
+                    ),
+                )
+                for text in ("user:", ":")
+            ),
+            (
+                VISITOR,
+                (
+                    f"{VISITOR!r} has no primary key. Pass the request, so that an anonymous visitor is limited by IP, "
+                    "or a subject such as 'ip:203.0.113.9'."
+                ),
+            ),
         ],
+        ids=["nothing", "no address", "no network", "a kind", "a colon", "a visitor"],
     )  # fmt: skip
     def test_what_names_nobody_is_refused(self, given: Any, words: str) -> None:
-        with pytest.raises(RuleError, match=words):
+        for call in (partial(check, "1/m"), counter("clicks").incr):
+            with pytest.raises(RuleError) as refused:
+                call(given)
+            assert str(refused.value) == words
+
+    @pytest.mark.parametrize("given", [None, 7], ids=repr)
+    def test_what_is_no_subject_is_refused(self, given: Any) -> None:
+        with pytest.raises(RuleError) as of_a_limit:
             check("1/m", given)
-        with pytest.raises(RuleError, match=words):
+        with pytest.raises(RuleError) as of_a_counter:
             counter("clicks").incr(given)
+
+        assert (str(of_a_limit.value), str(of_a_counter.value)) == (
+            f"{given} is not a subject. Use a string such as 'ip:203.0.113.9', a user or a request.",
+            f"{given} is not a subject of a counter. Use a string such as 'user:42', or a user.",
+        )
 
 
 def by_organization(request: Any) -> Subject:
@@ -518,15 +621,24 @@ class TestNamedByTheSite:
         ],
     )  # fmt: skip
     def test_a_kind_is_a_word_that_no_key_uses(self, kind: Any) -> None:
-        with pytest.raises(RuleError, match=r"is not a kind of subject\. Use a word of your own, such as 'org'"):
+        with pytest.raises(RuleError) as refused:
             Subject(kind, 7)
+
+        assert str(refused.value) == (
+            f"{reprlib.repr(kind)} is not a kind of subject. Use a word of your own, such as 'org'."
+        )
 
     @pytest.mark.parametrize(
         "value", ["", None, True, 7.0, b"7", object(), User(pk=7)], ids=lambda each: repr(each)[:7]
     )
     def test_a_value_is_a_string_a_number_or_a_uuid(self, value: Any) -> None:
-        with pytest.raises(RuleError, match=r"is not a value of a subject\. Use.*primary key: Subject\('org', 7\)"):
+        with pytest.raises(RuleError) as refused:
             Subject("org", value)
+
+        assert str(refused.value) == (
+            f"{reprlib.repr(value)} is not a value of a subject. Use a string, a whole number or a UUID, such as the "
+            "primary key: Subject('org', 7)."
+        )
 
     def test_a_function_of_the_request_gives_the_subject_of_a_call(self) -> None:
         request: Any = RequestFactory().get("/", {"org": "7"})
@@ -576,6 +688,7 @@ def by_account(request: HttpRequest) -> str:
         pytest.param(("user",), IP, True, id="user: a visitor"),
         pytest.param(("user",), "org:7", False, id="user: another kind"),
         pytest.param(("user",), "throttle:0a", True, id="user: the key of a throttle"),
+        pytest.param(("user",), "ratelimit:0a", True, id="user: the key of a decorator of django-ratelimit"),
         pytest.param(("user",), "*", True, id="user: everybody"),
         pytest.param(("user",), "user:*", True, id="user: all users"),
         pytest.param(("ip",), IP, True, id="ip: an address"),
@@ -672,8 +785,13 @@ def test_without_the_argument_the_ip_names_the_subject(made: HttpRequest) -> Non
 
 
 def test_an_argument_without_words_of_its_own_is_an_error() -> None:
-    with pytest.raises(RuleError, match=r"The URL argument 'pk' is a object.*__str__"):
+    with pytest.raises(RuleError) as refused:
         subject_of("kwarg:pk", with_arguments(pk=object()))
+
+    assert str(refused.value) == (
+        "The URL argument 'pk' is a object, which has no string form of its own. Give the class a __str__, or use a "
+        "function of the request as the key."
+    )
 
 
 def shown(request: QuotaRequest, **_: Any) -> HttpResponse:

@@ -111,8 +111,13 @@ def test_the_day_of_a_datetime_is_that_of_the_rules_zone(given: Any, until: date
 def test_a_function_that_returns_no_day_is_an_error_that_names_it(given: Any) -> None:
     DAYS["org:7"] = given
 
-    with pytest.raises(RuleError, match=f"started, starts= of rule 'tokens', returned {given!r} for org:7.*or None"):
+    with pytest.raises(RuleError) as raised:
         check("tokens", "org:7")
+
+    assert str(raised.value) == (
+        f"{__name__}.started, starts= of rule 'tokens', returned {given!r} for org:7. Return a date or a datetime, or "
+        "None for the weeks, months and years of the calendar."
+    )
 
 
 def test_an_error_of_the_function_reaches_the_caller() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.core.checks import Warning as CheckWarning
 from django.core.checks import run_checks
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
@@ -21,6 +22,10 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import ViewSet
 
 from django_quota import concurrency, quota
+from django_quota.adapters import register_view_check
+from django_quota.exceptions import ConfigurationError
+from django_quota.http import rule_checks, view_lookup
+from django_quota.http.view_lookup import rules_of_endpoint
 from django_quota.limiting.known_rules import known_rules, known_slots
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -43,6 +48,10 @@ def made(word: str) -> Callable[..., Any]:
 
 
 def plain(request: HttpRequest, **given: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+def get_nothing(self: View, request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
@@ -227,11 +236,25 @@ def template(word: str) -> Any:
     return TemplateView.as_view(extra_context={"word": word})
 
 
+def same(**members: Any) -> Any:
+    """Return a class with the path of another one."""
+    return type("Same", (View,), {"get": get_nothing, **members})
+
+
 @pytest.mark.parametrize("decorate", [quota("5/m"), concurrency(5)], ids=["quota", "concurrency"])
 class TestW013:
-    @pytest.mark.parametrize("make", [made, template], ids=["a function", "a class"])
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda decorate, word: decorate(made(word)), id="functions"),
+            pytest.param(lambda decorate, word: decorate(template(word)), id="a class with two arguments"),
+            pytest.param(lambda decorate, word: decorate(same()).as_view(), id="classes"),
+            pytest.param(lambda decorate, word: same(get=decorate(get_nothing)).as_view(), id="methods"),
+            pytest.param(lambda decorate, word: decorate(same().as_view()), id="views of two classes"),
+        ],
+    )
     def test_it_asks_for_a_name_where_views_share_one(self, make: Any, decorate: Any, settings: Any) -> None:
-        (found,) = findings(settings, decorate(make("one")), decorate(make("other")))
+        (found,) = findings(settings, make(decorate, "one"), make(decorate, "other"))
 
         assert (found.id, "they share one count" in found.msg) == ("django_quota.W013", True)
         assert "(..., name='...')" in found.hint
@@ -240,6 +263,16 @@ class TestW013:
         view = decorate(made("one"))
 
         assert findings(settings, view, view) == []
+
+    def test_a_class_may_be_in_the_urls_twice(self, decorate: Any, settings: Any) -> None:
+        limited_class, of_method = decorate(same()), same(get=decorate(get_nothing))
+
+        assert findings(settings, *[each.as_view() for each in (limited_class, of_method) for _ in range(2)]) == []
+
+    def test_a_view_of_a_class_may_be_limited_twice(self, decorate: Any, settings: Any) -> None:
+        views = [decorate(RedirectView.as_view(url="/a")) for _ in range(2)]
+
+        assert findings(settings, *views) == []
 
 
 @pytest.mark.parametrize(
@@ -257,5 +290,92 @@ def test_w013_leaves_alone(views: list[Any], settings: Any) -> None:
 def test_slots_are_known_by_the_names_that_requests_meet(settings: Any) -> None:
     gated: Any = method_decorator(concurrency(5), name="dispatch")(type("Gated", (View,), {}))
     other: Any = concurrency(5)(type("Other", (ViewSet,), {"list": lambda self, request: Response()}))
-    settings.ROOT_URLCONF = SimpleURLs(gated.as_view(), other.as_view({"get": "list"}))
-    assert known_slots() == [f"{__name__}.Gated", f"{__name__}.Other"]
+    method = same(get=concurrency(5)(get_nothing))
+    named: Any = concurrency(5, name="named")(plain)
+    settings.ROOT_URLCONF = SimpleURLs(gated.as_view(), other.as_view({"get": "list"}), method.as_view(), named)
+    assert known_slots() == ["named", f"{HERE}.Gated", f"{HERE}.Other", f"{HERE}.Same.get_nothing"]
+
+
+# --- the rules that a request of one method meets ---------------------------------------------------------------------
+
+
+class WithHead(View):
+    get = quota("5/m", name="of get")(get_nothing)
+    head = quota("5/m", name="of head")(get_nothing)
+
+
+@pytest.mark.parametrize(
+    ("view", "method", "names"),
+    [
+        pytest.param(VIEWS["twice"][0], "GET", [f"{HERE}.plain#2", f"{HERE}.plain"], id="two on a function"),
+        pytest.param(VIEWS["around-wraps"][0], "POST", [f"{HERE}.plain#2", f"{HERE}.plain"], id="one between them"),
+        pytest.param(Dashboard.as_view(), "GET", [f"{HERE}.Dashboard", f"{HERE}.Dashboard.get"], id="a method"),
+        pytest.param(Dashboard.as_view(), "head", [f"{HERE}.Dashboard", f"{HERE}.Dashboard.get"], id="HEAD of a GET"),
+        pytest.param(Dashboard.as_view(), "POST", [f"{HERE}.Dashboard"], id="another method"),
+        pytest.param(WithHead.as_view(), "HEAD", ["of head"], id="HEAD of its own"),
+        pytest.param(VIEWS["around-a-class"][0], "GET", [f"{HERE}.Base#2", f"{HERE}.Base"], id="around a class"),
+        pytest.param(Things.as_view({"get": "list"}), "GET", [f"{HERE}.Things.list"], id="an action"),
+        pytest.param(Things.as_view({"get": "list"}), "POST", [], id="a method without an action"),
+        pytest.param(
+            VIEWS["around-an-action"][0], "GET", [f"{HERE}.Things(get='list')", f"{HERE}.Things.list"], id="around it"
+        ),
+        pytest.param(plain, "GET", [], id="no limit"),
+    ],
+)
+def test_the_rules_of_a_view_are_in_the_order_in_which_they_are_met(view: Any, method: str, names: list[str]) -> None:
+    assert [rule.name for rule in rules_of_endpoint(view, method)] == names
+
+
+def test_a_viewset_has_no_limit_where_another_url_of_it_has_one() -> None:
+    views = [quota("5/m", name="one url")(Things.as_view({"get": "list"})), Things.as_view({"get": "recent"})]
+
+    names = [[rule.name for rule in rules_of_endpoint(view, "GET")] for view in views]
+
+    assert names == [["one url", f"{HERE}.Things.list"], [f"{HERE}.Things.recent"]]
+
+
+# --- the checks of integrations ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The checks of integrations: none but those of the test."""
+    own: list[Any] = []
+    monkeypatch.setattr(view_lookup, "view_checks", own)
+    monkeypatch.setattr(rule_checks, "view_checks", own)
+    return own
+
+
+@pytest.mark.usefixtures("checks")
+class TestCheckOfAnIntegration:
+    def test_it_gets_the_urls(self, settings: Any) -> None:
+        @register_view_check
+        def check(patterns: Any) -> Any:
+            return [CheckWarning(str(len(patterns)), id="shop.W001")]
+
+        assert [found.msg for found in findings(settings, plain, made("one"))] == ["2"]
+
+    def test_it_stays_the_function_that_it_is(self) -> None:
+        def check(patterns: Any) -> Any:
+            return []
+
+        assert register_view_check(check) is check
+
+    def test_a_message_about_several_views_is_reported_once(self, settings: Any) -> None:
+        @register_view_check
+        def check(patterns: Any) -> Any:
+            return [CheckWarning(text, id=f"shop.W00{number}") for number, text in enumerate(["one", "one", "other"])]
+
+        assert [found.id for found in findings(settings, plain)] == ["shop.W000", "shop.W002"]
+
+    def test_a_wrong_setting_ends_it_and_no_other(self, settings: Any) -> None:
+        @register_view_check
+        def fails(patterns: Any) -> Any:
+            yield CheckWarning("before", id="shop.W001")
+            raise ConfigurationError("It is wrong.")
+
+        @register_view_check
+        def check(patterns: Any) -> Any:
+            return [CheckWarning("other", id="shop.W002")]
+
+        assert [found.msg for found in findings(settings, plain)] == ["before", "other"]
