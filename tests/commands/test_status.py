@@ -476,8 +476,12 @@ class TestRedisThatTakesNoChanges:
         with freeze(START):
             assert check(rule, SUBJECT).allowed is is_allowed
 
-    def test_a_note_repeats_what_redis_says(self) -> None:
-        assert "Note: Redis takes no changes, so nothing is counted. It says: " in run("quota_status", SUBJECT)
+    def test_what_redis_says_is_repeated(self) -> None:
+        printed, value = (run("quota_status", SUBJECT, *words) for words in ([], ["--json"]))
+
+        said = value["refuses"]
+        assert "command not allowed when used memory > 'maxmemory'" in said
+        assert printed.endswith(f"\nNote: Redis takes no changes, so nothing is counted. It says: {said}\n")
 
 
 @pytest.mark.django_db
@@ -532,6 +536,15 @@ class TestStoreThatDoesNotAnswer:
         how, noted = notes
 
         assert ("The store fails, so nothing is limited" in noted) == (how == "allow")
+
+
+@pytest.mark.django_db
+def test_json_of_a_subject_that_nothing_is_known_of_has_the_same_names() -> None:
+    assert run("quota_status", "org:7", "--rule", "free", "--json") == {
+        "subject": "org:7", "limits": [], "overrides": [], "bans": {}, "leases": [], "counters": [], "days": {},
+        "unread": {"free": "it is unlimited"}, "elsewhere": {}, "refuses": None, "overrides_problem": None,
+        "refused": [], "longer": {}, "related": [],
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("database")
@@ -970,6 +983,11 @@ class TestReset:
 class TestNotes:
     """A string that is no subject as it is typed, and what else may be meant by it."""
 
+    def test_the_hint_is_a_note(self, command: str) -> None:
+        *_, note = run(command, "ann").splitlines()
+
+        assert note.startswith("Note: Nobody's name or e-mail begins with 'ann'. No request has the subject \"ann\".")
+
     def test_a_bare_address_is_taken_for_that_client(self, command: str) -> None:
         assert "Note: '203.0.113.9' is taken for 'ip:203.0.113.9'.\n" in run(command, "203.0.113.9")
 
@@ -1110,6 +1128,15 @@ class TestWhatMatters:
 
         assert self.headlines(USER) == ["  Refused by search for 1 minute"]
 
+    def test_a_name_that_only_events_have_is_a_known_subject(self, ann: User, raw: redis.Redis) -> None:
+        written: Any = event_fields(kind="refused", rule="search", subject="ann", until=0, capacity=10)
+        raw.xadd("quota:1:{!}:events", written)
+
+        shown = run("quota_status", "ann")
+
+        assert shown.startswith("ann\n")
+        assert "Note" not in shown
+
     def test_it_takes_the_name_of_a_user(self, ann: User) -> None:
         with freeze(START):
             check("search", ann, 10)
@@ -1122,10 +1149,14 @@ class TestWhatMatters:
     def test_a_name_of_several_users_is_an_error(self) -> None:
         first, second = (User.objects.create_user(name, "one@example.org") for name in ("ann", "bob"))
 
-        with pytest.raises(CommandError, match=f"may be user:{first.pk}, user:{second.pk}. Use one of them."):
+        with pytest.raises(CommandError) as caught:
             run("quota_status", "one@example.org")
 
-    def test_it_says_that_a_login_is_locked(self, ann: User, settings: Any) -> None:
+        assert str(caught.value) == (f"'one@example.org' may be user:{first.pk}, user:{second.pk}. Use one of them.")
+
+    @pytest.fixture
+    def locked_out(self, ann: User, settings: Any) -> None:
+        """Ann, at one address."""
         settings.AUTHENTICATION_BACKENDS = [
             "django_quota.contrib.auth.LoginQuotaBackend",
             "django.contrib.auth.backends.ModelBackend",
@@ -1136,7 +1167,24 @@ class TestWhatMatters:
                 with suppress(LoginRefused):
                     authenticate(login, username="ann", password="wrong")
 
+    @pytest.mark.usefixtures("locked_out")
+    def test_it_says_that_a_login_is_locked(self) -> None:
         assert self.headlines("ann") == ["  Login of ann is locked at 203.0.113.9 for 10 minutes"]
+
+    @pytest.mark.usefixtures("locked_out")
+    def test_a_headline_about_a_login_is_not_repeated_below(self) -> None:
+        assert "together" not in run("quota_status", "ann")
+
+    @pytest.mark.usefixtures("locked_out")
+    def test_no_login_is_locked_where_logins_are_not_limited_any_more(self, settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
+
+        assert self.headlines("ann") == []
+
+    @pytest.mark.usefixtures("locked_out")
+    def test_a_login_is_no_longer_locked_after_its_window(self) -> None:
+        with freeze(START + 601 * SECOND):
+            assert "is locked" not in said("quota_status", "ann")
 
     def test_a_named_rule_leaves_out_the_overrides_of_others(self, database: Any) -> None:
         for rule in ("search", "viewed", "*"):
