@@ -25,7 +25,7 @@ from django_quota.adapters import digest
 from django_quota.conf import current
 from django_quota.contrib.auth import LoginRefused
 from django_quota.core.overrides import ALL_RULES
-from django_quota.features.bans import bans_in_force
+from django_quota.features.bans import ActiveBan, bans_in_force
 from django_quota.features.counters import calls
 from django_quota.features.events import newest_events
 from django_quota.limiting.flusher import flusher
@@ -34,6 +34,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.management.commands import quota_bans
 from django_quota.models import QuotaOverride
+from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
 from tests.support.commands import said
 from tests.support.events import event_fields
@@ -736,6 +737,67 @@ class TestBans:
 
         assert printed == {"subject": "user:7", "rule": "banning", "ends_in": 1200}
 
+    def test_a_quiet_command_bans_and_says_nothing(self) -> None:
+        assert run("quota_bans", "set", "banning", SUBJECT, "10m", "--verbosity", "0") == ""
+        with freeze(START):
+            assert not peek("banning", SUBJECT)
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_quiet_list_is_printed(self) -> None:
+        assert run("quota_bans", "list", "--verbosity", "0").count("\n") == 2
+
+    @pytest.mark.parametrize(
+        "verb", [["set", "banning", "203.0.113.9", "10m"], ["lift", "203.0.113.9"]], ids=["set", "lift"]
+    )
+    def test_a_note_says_what_an_address_is_taken_for(self, verb: list[str]) -> None:
+        assert "Note: '203.0.113.9' is taken for 'ip:203.0.113.9'.\n" in run("quota_bans", *verb)
+
+    @pytest.mark.parametrize(
+        ("verb", "is_noted"),
+        [
+            pytest.param(["set", "banning", "ann", "10m"], True, id="set"),
+            pytest.param(["lift", "ann"], False, id="lift"),
+            pytest.param(["list", "--subject", "ann"], False, id="list"),
+        ],
+    )
+    def test_a_note_says_that_no_request_has_the_subject_that_is_banned(self, verb: list[str], is_noted: bool) -> None:
+        assert ('No request has the subject "ann".' in run("quota_bans", *verb)) is is_noted
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_dry_run_says_so_in_json(self) -> None:
+        assert run("quota_bans", "lift", "user:7", "--dry-run", "--json")["dry_run"] is True
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_dry_run_of_a_user_is_not_in_the_log_of_the_admin(self) -> None:
+        User.objects.create_user("ann")
+
+        run("quota_bans", "lift", SUBJECT, "--dry-run", "--by", "ann")
+
+        assert not LogEntry.objects.exists()
+
+    def test_it_says_that_there_is_no_ban_to_lift(self) -> None:
+        assert run("quota_bans", "lift", SUBJECT) == f"No such ban of {SUBJECT} is in force.\n"
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_names_that_were_too_long_to_keep_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = ActiveBan("", "", START + 600 * SECOND)
+        monkeypatch.setattr(quota_bans, "bans_in_force", lambda: (1, [found]))
+
+        assert run("quota_bans", "list") == (
+            "a name too long to keep from a name too long to keep until 2025-11-21 04:50:00Z\n"
+        )
+
+    def test_the_bans_of_a_user_name_are_lifted_at_each_address(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"banning": {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}}}
+        name = login_subject("ann")
+        with freeze(START):
+            for address in ("192.0.2.1", "192.0.2.2"):
+                ban("banning", f"{name}+ip:{address}", 600)
+
+        lifted = run("quota_bans", "lift", "login:username=ann", "--json")
+
+        assert [each["subject"] for each in lifted["bans"]] == [f"{name}+ip:192.0.2.{number}" for number in (1, 2)]
+
     def test_the_event_of_a_ban_that_is_set_says_who_set_it_with_the_reason(self) -> None:
         run("quota_bans", "set", "banning", SUBJECT, "10m", "--reason", "spam", "--by", "the watchdog")
 
@@ -766,7 +828,8 @@ class TestBans:
 
         printed = run("quota_bans", "set", "banning", SUBJECT, "10m")
 
-        assert ("Note: the ban has no effect now." in printed) is not is_on
+        note = "Note: the ban has no effect now. Allowed: nothing limits this.\n"
+        assert (note in printed) is not is_on
 
     @pytest.mark.usefixtures("two_bans")
     @pytest.mark.parametrize(
@@ -826,8 +889,10 @@ class TestBans:
     def test_without_events_there_is_no_list_of_all(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
 
-        with pytest.raises(CommandError, match=r'QUOTA\["EVENTS"\] is 0, so there is no list.* Give --subject\.'):
+        with pytest.raises(CommandError) as caught:
             run("quota_bans", "list")
+
+        assert str(caught.value) == 'QUOTA["EVENTS"] is 0, so there is no list of bans. Give --subject.'
 
     @pytest.mark.usefixtures("two_bans")
     def test_without_events_those_of_a_subject_are_listed(self, settings: Any) -> None:
@@ -938,6 +1003,28 @@ class TestReset:
     @pytest.mark.parametrize("words", [(), ("--rule", "search")], ids=["all rules", "a rule"])
     def test_it_says_that_nothing_was_counted(self, words: tuple[str, ...]) -> None:
         assert run("quota_reset", SUBJECT, *words) == f"Nothing was counted for {SUBJECT}.\n"
+
+    @pytest.mark.usefixtures("counted")
+    def test_a_dry_run_says_so_in_json(self) -> None:
+        done = run("quota_reset", SUBJECT, "--rule", "search", "--dry-run", "--json")
+
+        assert done == {"subject": SUBJECT, "rules": ["search"], "deleted": 0, "dry_run": True}
+
+    def test_the_rules_of_a_name_are_reset_at_each_address(self, database: Any) -> None:
+        User.objects.create_user("root")
+        name = login_subject("ann")
+        with freeze(START):
+            for subject in (name, f"{name}+ip:192.0.2.1"):
+                check("search", subject)
+
+        done = run("quota_reset", "login:username=ann", "--json", "--by", "root")
+
+        assert done == {"subject": name, "rules": ["search"], "deleted": 4, "dry_run": False}
+        assert {entry.object_id for entry in LogEntry.objects.all()} == {name, f"{name}+ip:192.0.2.1"}
+
+    @pytest.mark.usefixtures("counted")
+    def test_a_rule_that_was_reset_gets_no_hint(self) -> None:
+        assert run("quota_reset", SUBJECT, "--rule", "9/d") == f"Reset 9/d for {SUBJECT}\n"
 
     def test_a_quiet_reset_says_nothing(self) -> None:
         assert run("quota_reset", SUBJECT, "--verbosity", "0") == ""
@@ -1106,6 +1193,17 @@ class TestWhatMatters:
         shown = self.headlines(USER)
 
         assert "  Banned from banning for another 10 minutes (spam)" in shown
+
+    @pytest.mark.parametrize(
+        ("typed", "subject"), [("203.0.113.9", SUBJECT), ("user:7", "user:7")], ids=["an address", "a subject"]
+    )
+    def test_what_is_a_subject_is_not_the_name_of_a_user(self, typed: str, subject: str) -> None:
+        User.objects.create_user(typed)
+
+        assert run("quota_status", typed).splitlines()[0] == subject
+
+    def test_a_quiet_command_prints_what_was_asked_for(self) -> None:
+        assert run("quota_status", USER, "--verbosity", "0").splitlines()[0] == USER
 
     def test_it_says_that_a_limit_admits_nothing(self, settings: Any) -> None:
         settings.QUOTA["RULES"]["never"] = "0/m"
