@@ -93,7 +93,9 @@ class TestEvents:
         assert [each["subject"] for each in json_of("quota_events", kind=["near"])] == ["user:1"]
 
     def test_the_command_shares_no_events_in_a_group(self, store: DatabaseStore) -> None:
-        with pytest.raises(CommandError, match="--group needs Redis"):
+        with pytest.raises(
+            CommandError, match=r"^--group needs Redis, whose consumer groups it uses\. Leave it out\.$"
+        ):
             said("quota_events", "--follow", "--group", "audit")
 
     def test_a_row_that_is_not_ours_is_no_event(self, store: DatabaseStore) -> None:

@@ -428,6 +428,29 @@ class TestOverrides:
         assert run("quota_status", SUBJECT).splitlines()[-1] == "  override  *: blocked"
         assert run("quota_status", SUBJECT).count("override") == 1
 
+    def test_an_unused_limit_that_an_override_changes_is_shown(self) -> None:
+        saved("blocked", "viewed")
+
+        assert (
+            "  viewed: 7/m by sliding_window\n    " + "░" * 20 + " 0 of 7 used, 7 left; no hit is admitted (blocked)"
+            in (run("quota_status", SUBJECT))
+        )
+
+    def test_an_unused_limit_that_an_override_of_all_rules_changes_is_not_shown(self) -> None:
+        saved("shadow", ALL_RULES)
+
+        assert "viewed: 7/m" not in run("quota_status", SUBJECT)
+
+    def test_an_unused_limit_under_a_ban_is_shown_beside_an_override_of_all_rules(self) -> None:
+        QuotaOverride.objects.create(subject=SUBJECT, rule=ALL_RULES, mode="rate", rate="5/m")
+        with freeze(START):
+            ban("banning", SUBJECT, 600)
+
+        shown = run("quota_status", SUBJECT)
+
+        assert "0 of 5 used, 5 left; the next hit is admitted in 10 minutes (banned)" in shown
+        assert "search: 5/m" not in shown
+
     def test_one_on_all_rules_blocks_the_unused_limits_too(self) -> None:
         saved("blocked", ALL_RULES)
 
