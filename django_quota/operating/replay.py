@@ -324,6 +324,7 @@ def find_refusals(
         raw = Decide(hits, "check").run(states, now)
         if any(hit.group for hit in hits) or not allows_all(raw, hits):
             refusals.note(position, hits, Reply.decode(raw, hits))
+    advance(len(traffic.times) % SWEEP_INTERVAL)
     return refusals
 
 

@@ -641,6 +641,9 @@ class TestSignals:
         pytest.param(
             Terminal, 4, f"\rSweeping {'█' * 5}{'░' * 15} 1 of 4\rSweeping {'█' * 10}{'░' * 10} 2 of 4\n", id="of 4"
         ),
+        pytest.param(
+            Terminal, 1, f"\rSweeping {'█' * 20} 1 of 1\rSweeping {'█' * 20} 1 of 1\n", id="of fewer than there are"
+        ),
         pytest.param(Terminal, 0, "\rSweeping 1\rSweeping 2\n", id="of none"),
         pytest.param(io.StringIO, 4, "", id="into a file"),
     ],
