@@ -259,7 +259,7 @@ def test_a_site_without_a_table_of_users_saves_an_override_of_a_user(error: Exce
     assert rows() == {("user:77", "*"): "blocked"}
 
 
-@pytest.mark.parametrize("subject", [SUBJECT, "global", "org:7", "org:*"])
+@pytest.mark.parametrize("subject", [SUBJECT, "global", "org:7", "org:*", "*", "ip:198.51.100.0/24"])
 def test_what_has_an_effect_is_saved_without_a_note(subject: str) -> None:
     assert "Note" not in said("set", subject, "blocked")
 
@@ -343,6 +343,9 @@ class TestAddressWithoutItsKind:
         ),
         pytest.param(
             ("import", "-", "--label", "bots", "--as", "never"), "'never' is neither a rate", id="an unknown mode"
+        ),
+        pytest.param(
+            ("import", "-"), "^Error: the following arguments are required: --label$", id="a list without a label"
         ),
         pytest.param(
             ("import", "-", "--label", ""),
