@@ -25,6 +25,7 @@ from django_quota.adapters import digest
 from django_quota.conf import current
 from django_quota.contrib.auth import LoginRefused
 from django_quota.core.overrides import ALL_RULES
+from django_quota.exceptions import QuotaExceeded
 from django_quota.features.bans import ActiveBan, bans_in_force
 from django_quota.features.counters import calls
 from django_quota.features.events import newest_events
@@ -1157,6 +1158,9 @@ class TestWhatMatters:
             pytest.param({"rule": "search"}, "  Blocked under search, without an end", id="one rule"),
             pytest.param({"subject": "user:*"}, "  Blocked as user:*, without an end", id="a kind"),
             pytest.param({"mode": "exempt"}, "  Exempt, without an end", id="exempt"),
+            pytest.param(
+                {"mode": "exempt", "rule": "search"}, "  Exempt from search, without an end", id="exempt from one"
+            ),
         ],
     )
     def test_it_says_which_override_is_in_force(self, database: Any, fields: dict[str, Any], line: str) -> None:
@@ -1291,6 +1295,33 @@ class TestWhatMatters:
     @pytest.mark.usefixtures("locked_out")
     def test_it_says_that_a_login_is_locked(self) -> None:
         assert self.headlines("ann") == ["  Login of ann is locked at 203.0.113.9 for 10 minutes"]
+
+    @pytest.mark.usefixtures("ann")
+    def test_it_says_that_a_login_is_locked_everywhere(self, settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [
+            "django_quota.contrib.auth.LoginQuotaBackend",
+            "django.contrib.auth.backends.ModelBackend",
+        ]
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {"1/h": "username"}}
+        with freeze(START):
+            for _ in range(2):
+                with suppress(QuotaExceeded):
+                    authenticate(username="ann", password="wrong")
+
+        assert self.headlines("ann") == ["  Login of ann is locked for 1 hour"]
+
+    @pytest.mark.usefixtures("locked_out")
+    def test_it_says_that_a_login_is_locked_without_an_end(self) -> None:
+        override("b 0 0 ", "*", f"{login_subject('ann')}+{SUBJECT}")
+
+        assert self.headlines("ann") == ["  Login of ann is locked at 203.0.113.9"]
+
+    @pytest.mark.usefixtures("locked_out")
+    def test_an_address_shows_what_is_together_with_it_after_the_refusal(self) -> None:
+        with freeze(START + 601 * SECOND):
+            shown = said("quota_status", "203.0.113.9")
+
+        assert f"  together  {login_subject('ann')}+{SUBJECT} is not refused now\n" in shown
 
     @pytest.mark.usefixtures("locked_out")
     def test_a_headline_about_a_login_is_not_repeated_below(self) -> None:

@@ -525,6 +525,11 @@ class TestSeveralBackends:
 
         assert guess(PASSWORD) == "in"
 
+    def test_a_backend_with_other_credentials_is_not_asked(self, guess: Callable[..., str], settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByPhone", MODEL]
+
+        assert guess(PASSWORD) == "in"
+
     def test_a_backend_that_django_has_asked_is_not_asked_again(
         self, guess: Callable[..., str], hashed: list[str], settings: Any
     ) -> None:
