@@ -213,6 +213,13 @@ def test_a_request_of_nobody_has_a_user_who_is_not_logged_in(settings: Any) -> N
     assert subject.endswith(":name:anonymous")
 
 
+def test_a_rule_from_which_the_request_is_exempt_is_left_out(settings: Any) -> None:
+    rule = {"rate": "9/m", "match": "/", "exempt": "127.0.0.0/8"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"only": rule, "each": {"rate": "9/m", "match": "/"}}}
+
+    assert [rule for rule, _, _ in met("/nowhere/")] == ["each"]
+
+
 def test_a_note_says_that_the_memory_of_other_processes_is_not_seen(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
 

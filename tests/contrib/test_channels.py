@@ -375,6 +375,33 @@ async def test_a_subject_may_open_a_socket_when_another_is_closed() -> None:
     assert await answers(socket()) == ["accept"]
 
 
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [pytest.param({}, 60, id="by default"), pytest.param({"lease": "10m"}, 600, id="as given")],
+)
+@in_a_loop
+async def test_an_open_socket_counts_for_its_lease(options: dict[str, Any], seconds: int) -> None:
+    with freeze(NOON):
+        client = await opened(QuotaSocket(echo, at_once=1, key="ip", **options))
+        holders = await slot("websocket.at_once", 1, subject="ip:192.0.2.1").aholders()
+        await client.leaves()
+
+    assert [left for _, left in holders] == [seconds]
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [pytest.param({"connect": "9/m"}, id="handshakes"), pytest.param({"at_once": 9}, id="open sockets")],
+)
+@pytest.mark.parametrize(("said", "answer"), [("deny", "close"), ("allow", "accept")])
+@in_a_loop
+async def test_an_argument_says_who_gets_in_during_an_outage(limit: dict[str, Any], said: Any, answer: str) -> None:
+    application = QuotaSocket(echo, key="ip", on_unavailable=said, **limit)
+
+    with no_answer():
+        assert await answers(Client(application)) == [answer]
+
+
 @pytest.mark.usefixtures("renewed_often")
 @in_a_loop
 async def test_a_socket_that_stays_open_for_hours_is_counted_all_the_time(the_clock_stands: QuotaKit) -> None:

@@ -15,6 +15,7 @@ from django.test import Client, RequestFactory
 from django.urls import ResolverMatch, include, path
 from django.utils.module_loading import import_string
 from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.utils import OpenApiResponse, extend_schema
 from ninja.testing import TestClient
 from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
@@ -636,16 +637,17 @@ class TestTheFrameworksThrottles:
         assert len(subjects) == 2
         assert all(len(subject) < 50 and "secret" not in subject for subject in subjects)
 
-    def test_parse_rate_of_a_subclass_is_obeyed(self) -> None:
+    @pytest.mark.parametrize(("seconds", "window"), [(30, 30), (30.2, 31), (60, 60)])
+    def test_parse_rate_of_a_subclass_is_obeyed(self, seconds: float, window: int) -> None:
         half_minutes = type(
             "HalfMinutes",
             (UserRateThrottle,),
-            {"rate": "any", "scope": "half", "parse_rate": lambda self, rate: (1, 30)},
+            {"rate": "any", "scope": "half", "parse_rate": lambda self, rate: (1, seconds)},
         )
 
         (reply,) = called(view_of(half_minutes))
 
-        assert reply.headers["RateLimit-Policy"] == '"half";q=1;w=30'
+        assert reply.headers["RateLimit-Policy"] == f'"half";q=1;w={window}'
 
     @pytest.mark.parametrize("rate", ["10/m", "10/min", "10/month"])
     def test_a_rate_is_read_as_the_framework_reads_it(self, rate: str) -> None:
@@ -743,6 +745,17 @@ class TestAnswers:
         monkeypatch.setattr(APIView, "get_exception_handler", lambda self: handler)
         *_, refused = [ask("search", "1") for _ in range(3)]
         assert (refused.status_code, refused.json()) == (429, {"error": "slow down"})
+
+    @pytest.mark.usefixtures("with_middleware")
+    def test_a_refusal_whose_handler_says_how_it_is_cached_keeps_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def handler(error: Any, context: Any) -> Any:
+            return Response({}, status=error.status_code, headers={"Cache-Control": "private"})
+
+        monkeypatch.setattr(APIView, "get_exception_handler", lambda self: handler)
+
+        *_, refused = [ask("search", "1") for _ in range(3)]
+
+        assert (refused.status_code, refused.headers["Cache-Control"]) == (429, "private")
 
     def test_an_override_of_throttled_may_raise_what_it_likes(self) -> None:
         def throttled(self: Any, request: Any, wait: float | None) -> None:
@@ -1228,6 +1241,22 @@ def test_an_operation_with_a_throttle_of_another_package_has_a_429_too() -> None
     other = type("Other", (BaseThrottle,), {"allow_request": lambda self, request, view: True})
 
     assert "429" in responses_of_schema(type("Both", (Limited,), {"throttle_classes": (other, QuotaThrottle)}))
+
+
+def test_the_429_that_a_view_describes_itself_stays(settings: Any) -> None:
+    settings.REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": f"{AutoSchema.__module__}.AutoSchema"}
+    described = extend_schema(responses={429: OpenApiResponse(description="Slow down.")})
+    view = type("Described", (Search,), {"get": described(lambda self, request: Response())})
+
+    assert responses_of_schema(view)["429"] == {"description": "Slow down."}
+
+
+def test_an_operation_that_is_left_out_of_the_schema_stays_out(settings: Any) -> None:
+    settings.REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": f"{AutoSchema.__module__}.AutoSchema"}
+    hidden = extend_schema(exclude=True)(lambda self, request: Response())
+    view = type("Hidden", (Search,), {"get": hidden, "http_method_names": ["get"]})
+
+    assert paths_of_schema(view) == {}
 
 
 def test_the_429_of_the_schema_has_no_headers_that_the_settings_turn_off(settings: Any) -> None:
