@@ -546,7 +546,13 @@ def test_the_new_store_is_closed_after_the_copy(use: Callable[[str], None], monk
 
     def make(name: str) -> Any:
         store = make_store(name)
-        monkeypatch.setattr(store, "close", lambda close=store.close: (closed.append(name), close()))
+        close = store.close
+
+        def note_and_close() -> None:
+            closed.append(name)
+            close()
+
+        monkeypatch.setattr(store, "close", note_and_close)
         return store
 
     monkeypatch.setattr(quota_copy, "make_store", make)

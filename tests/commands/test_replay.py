@@ -283,7 +283,7 @@ def test_the_rule_of_each_method_of_a_class_is_found(method: str, settings: Any)
     def answer(self: View, request: Any) -> HttpResponse:
         return HttpResponse()
 
-    view = type("Page", (View,), {method: quota("9/m", name=method)(answer)})
+    view: Any = type("Page", (View,), {method: quota("9/m", name=method)(answer)})
     settings.ROOT_URLCONF = (url("page/", view.as_view()),)
 
     assert [rule.name for rule in rules_on_views()] == [method]
