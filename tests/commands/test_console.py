@@ -295,6 +295,31 @@ def test_a_note_names_each_rule_that_nothing_has(settings: Any) -> None:
     assert out.getvalue() == ('Note: "serch" is not a rule of the settings or the views. Did you mean "search"?\n')
 
 
+class Reader(io.StringIO):
+    """Has what a program reads at the other end of a pipe: what was flushed."""
+
+    read_so_far = ""
+
+    def flush(self) -> None:
+        self.read_so_far = self.getvalue()
+
+
+def test_a_program_reads_a_result_at_once() -> None:
+    out = Reader()
+
+    QuotaCommand(stdout=out).print_result({"json": True, "verbosity": 1}, {"a": 1}, [])
+
+    assert out.read_so_far == '{"a": 1}\n'
+
+
+def test_a_program_reads_a_note_at_once() -> None:
+    notes = Reader()
+
+    QuotaCommand(stderr=notes).note("one")
+
+    assert notes.read_so_far == "one\n"
+
+
 def test_notes_without_words_are_left_out() -> None:
     notes = io.StringIO()
 
@@ -554,6 +579,16 @@ class TestOutputThatCannotBeWritten:
 
         assert isinstance(ended, SystemExit)
         assert (ended.code, notes) == (status, says)
+
+    def test_it_is_noticed_when_the_rest_is_written_at_the_end(self, tmp_path: Path) -> None:
+        with (tmp_path / "stdout").open("w") as out, pytest.MonkeyPatch.context() as patch:
+            broken = BrokenPipeError(errno.EPIPE, "Broken pipe")
+            patch.setattr(sys, "stdout", Mock(wraps=out, **{"flush.side_effect": broken}))
+            patch.setattr(Status, "handle", lambda *_, **__: None)
+            with pytest.raises(SystemExit) as ended:
+                Status().run_from_argv(["manage.py", "quota_status", "user:1"])
+
+        assert ended.value.code == 141
 
     def test_an_error_of_another_file_is_not_one_of_the_output(self, tmp_path: Path) -> None:
         error = FileNotFoundError(errno.ENOENT, "No such file or directory", "a.log")

@@ -380,6 +380,12 @@ def test_a_packed_log_is_read() -> None:
     assert (found["log"]["requests"], found["refused"]) == (5, 2)
 
 
+def test_a_line_with_bytes_that_are_not_utf_8_is_read() -> None:
+    Path("access.log").write_bytes(line(0).replace("curl", "caf\xe9").encode("latin-1") + b"\n")
+
+    assert run_json("access.log")["log"]["requests"] == 1
+
+
 def test_several_logs_are_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """`-` is what another program prints."""
     lines = [line(second) for second in range(5)]

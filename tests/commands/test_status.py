@@ -293,6 +293,16 @@ class TestWhatElseIsKnown:
         assert f"  counter   {of.name}: 1,300 left\n" in shown
         assert "            1,300 of 1,500 until 2025-11-21 05:40:00Z, order-17\n" in shown
 
+    def test_a_grant_whose_id_is_lost_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(calls, "made", {})
+        with freeze(START):
+            counter("minutes").grant(USER, 1_500, id="order-17", expires="1h")
+            monkeypatch.setattr(calls, "named", lambda _: None)
+
+            shown = run("quota_status", USER)
+
+        assert "            1,500 of 1,500 until 2025-11-21 05:40:00Z, of an unknown grant\n" in shown
+
     def test_a_balance_that_does_not_expire_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         prepaid = counter("prepaid")
         monkeypatch.setattr(calls, "made", {("prepaid", None, None): prepaid})

@@ -246,7 +246,7 @@ def test_a_message_that_is_published_again_says_what_it_said_before(site: Site) 
 
     _, before, after = worker.runs[:3]
     assert after.headers["eta"]
-    assert after.headers[PLACE_HEADER]["at"] == site.clock.begin + 6_060_000
+    assert after.headers["quota_place"]["at"] == site.clock.begin + 6_060_000
     changed = {"eta", PLACE_HEADER}
     assert {**after.headers, **dict.fromkeys(changed)} == {**before.headers, **dict.fromkeys(changed)}
     assert after.headers["parent_id"] == after.headers["root_id"] == first.id
