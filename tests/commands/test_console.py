@@ -29,6 +29,7 @@ from django_quota.management.console import QuotaCommand, bar, progress, stoppin
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.testing import RedisServer, freeze
 from tests.support.commands import PATIENCE, Manage, Terminal, managing, said
+from tests.support.events import event_fields
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches
 
@@ -727,6 +728,17 @@ class TestWithoutATableOfUsers:
 
     def test_a_name_gets_a_hint(self) -> None:
         assert 'Note: No request has the subject "ann". Use, for example, user:<key>' in said("quota_reset", "ann")
+
+    def test_an_event_has_the_key_of_its_user(self, raw: Any) -> None:
+        written: Any = event_fields(
+            kind="refused", rule="search", subject="ip:1", user="user:7", until=0, capacity=10, method="GET", path="/a"
+        )
+        raw.xadd("quota:1:{!}:events", written)
+
+        assert "  search  ip:1  user:7 GET /a: needed " in said("quota_events")
+
+    def test_a_status_is_of_what_was_typed(self) -> None:
+        assert said("quota_status", "ann").startswith("ann\n")
 
     def test_an_author_is_kept_by_name(self) -> None:
         said("quota_override", "set", "ip:192.0.2.1", "blocked", "--by", "ann")

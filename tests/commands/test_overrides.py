@@ -79,6 +79,15 @@ class TestSet:
         assert rows() == {(SUBJECT, "*"): "5/m"}
         assert (replaced["reason"], replaced["label"]) == ("", "")
 
+    def test_it_holds_at_once_in_place_of_one_that_would_begin_later(self) -> None:
+        later = datetime.now(UTC) + timedelta(days=1)
+        set_override("*", SUBJECT, {"mode": "exempt", "starts": later, "expires": later + timedelta(days=1)})
+
+        (replaced,) = said("set", SUBJECT, "blocked", "--json")
+
+        assert (replaced["starts"], replaced["expires"]) == (None, None)
+        assert not check("search", SUBJECT)
+
     def test_the_override_of_one_rule_stands_beside_that_of_all(self) -> None:
         said("set", SUBJECT, "5/m")
         said("set", SUBJECT, "exempt", "--rule", "search")

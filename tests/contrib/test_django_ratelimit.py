@@ -153,6 +153,38 @@ class TestStacked:
         assert refused.value.decision.retry_after == pytest.approx(60, abs=5)
 
 
+class Away(Exception):  # noqa: N818 — an exception of the site
+    """What a site may raise instead."""
+
+
+class Slow(Ratelimited):
+    """A refusal of the site."""
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "has_decision"),
+    [
+        pytest.param(Away, Away, False, id="a class"),
+        pytest.param(f"{__name__}.Away", Away, False, id="the path of a class"),
+        pytest.param(f"{__name__}.Slow", Slow, True, id="a subclass of ours"),
+    ],
+)
+def test_a_refusal_is_the_exception_of_the_settings(
+    given: Any, kind: type[Exception], has_decision: bool, settings: Any
+) -> None:
+    settings.RATELIMIT_EXCEPTION_CLASS = given
+    view = ratelimit(key="ip", rate="0/m", group="g")(ok)
+
+    with pytest.raises(kind) as refused:
+        view(get())
+
+    assert (getattr(refused.value, "decision", None) is not None) is has_decision
+
+
+def test_a_refusal_that_the_site_raises_itself_has_no_decision() -> None:
+    assert Ratelimited().decision is None
+
+
 class TestDecisions:
     def test_a_decorator_that_blocks_ignores_the_limit_of_one_that_does_not(self) -> None:
         both = ratelimit(key="ip", rate="2/m", group="hard")(soft(rate="1/h"))
@@ -375,6 +407,12 @@ class TestWhoIsLimited:
 
         assert rule is not None
         assert rule.key == known
+
+    def test_a_limit_by_address_is_one_of_ours_without_a_mask(self) -> None:
+        rule = rule_of_group(GroupLimit("g", "ip", "1/m"), "1/m")
+
+        assert rule is not None
+        assert rule.key == "ip"
 
     def test_a_request_without_an_address_is_an_error(self) -> None:
         with pytest.raises(ImproperlyConfigured, match="address"):

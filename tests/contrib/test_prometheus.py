@@ -274,6 +274,17 @@ class TestTheServer:
 
         assert said.getvalue() == "Serving the metrics at http://[::1]:9105/metrics. Stop with Ctrl-C.\n"
 
+    def test_is_announced_at_once(self, started: Mock) -> None:
+        class Out(StringIO):
+            read_so_far = ""
+
+            def flush(self) -> None:
+                self.read_so_far = self.getvalue()
+
+        call_command("quota_metrics", serve="[::1]:9105", stdout=(out := Out()))
+
+        assert out.read_so_far.startswith("Serving the metrics at ")
+
     def test_ends_with_its_thread(self, started: Mock) -> None:
         call_command("quota_metrics", serve="[::1]:9105", stdout=StringIO())
 
