@@ -698,7 +698,7 @@ def test_progress_is_drawn_on_a_terminal_only(
 
 
 def test_a_bar_of_progress_is_not_drawn_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([8.0, 8.0, 8.1, 8.3, 8.3, 8.4])
+    moments = iter([8.0, 8.0, 8.19, 8.21, 8.21, 8.4])
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     terminal = Terminal()
 

@@ -579,6 +579,11 @@ class TestUnreadableLines:
             run("access.log")
 
 
+@pytest.mark.parametrize(("length", "lines"), [(99_999, 2), (100_000, 3)], ids=["the longest line", "a longer one"])
+def test_a_line_longer_than_a_hundred_thousand_bytes_is_read_as_several(length: int, lines: int) -> None:
+    assert run_json(log([line(0), "x" * length]))["log"]["lines"] == lines
+
+
 NEEDS = {
     "of_staff": ({"exempt": "staff"}, "exempt='staff' needs the user"),
     "values": ({"distinct": True}, "distinct=True: only your code knows the value"),
