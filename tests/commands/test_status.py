@@ -651,6 +651,9 @@ class TestSubjectOfSeveralParts:
     def test_one_part_shows_what_is_refused_together_with_it(self) -> None:
         assert f"  together  {self.HIDDEN} is refused by login\n" in run("quota_status", SUBJECT)
 
+    def test_json_has_what_is_refused_together_with_one_part(self) -> None:
+        assert run("quota_status", SUBJECT, "--json")["longer"] == {self.HIDDEN: "login"}
+
     def test_one_part_shows_no_refusal_of_others(self) -> None:
         with freeze(START):
             check("0/m", "ip:198.51.100.7+user:7", name="other")
