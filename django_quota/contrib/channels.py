@@ -33,7 +33,6 @@ Send: TypeAlias = Callable[[SocketEvent], Awaitable[None]]
 Application: TypeAlias = Callable[[Any, Any, Any], Awaitable[Any]]
 
 CLOSE_CODES = {
-    HTTPStatus.PAYMENT_REQUIRED: 4402,
     HTTPStatus.TOO_MANY_REQUESTS: 4429,
     HTTPStatus.SERVICE_UNAVAILABLE: 4503,
 }

@@ -345,7 +345,7 @@ Advance = Callable[[int], object]
 def progress(stream: TextIO | TextIOBase, label: str, total: int | None) -> Iterator[Advance]:
     """Draw a progress bar for as long as the block lasts, if the stream is a terminal.
 
-    `stream`: a text stream, or the `stderr` of a command. `total`: None if it is not known.
+    `stream`: a text stream, or the `stderr` of a command. `total`: about how much there is; None if it is not known.
     """
     # Django's wrapper would add a line end to each drawing, and colour it.
     out = cast("TextIO", getattr(stream, "_out", stream))
@@ -354,7 +354,7 @@ def progress(stream: TextIO | TextIOBase, label: str, total: int | None) -> Iter
     def draw(end: str = "") -> None:
         nonlocal drawn
         drawn = time.monotonic()
-        words = f"{bar(done / total)} {done:,} of {total:,}" if total else f"{done:,}"
+        words = f"{bar(done / total)} {min(done, total):,} of {total:,}" if total else f"{done:,}"
         out.write(f"\r{label} {words}{end}")
         out.flush()
 

@@ -61,7 +61,8 @@ class QuotaKit:
     @property
     def now(self) -> datetime:
         """The time that limits see, in UTC; set it to any datetime that has a time zone."""
-        return moment_of(frozen_now() or 0)
+        now = frozen_now()
+        return moment_of(machine_now() if now is None else now)
 
     @now.setter
     def now(self, moment: datetime) -> None:

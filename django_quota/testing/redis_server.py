@@ -81,8 +81,7 @@ def _wait_until_answering(url: str, process: subprocess.Popen[bytes], log: Path)
                 client.ping()
             except redis.ConnectionError:
                 if process.poll() is not None or time.monotonic() > deadline:
-                    output = log.read_text(errors="replace") if log.exists() else "(it wrote no log)"
-                    raise RuntimeError(f"The Redis server did not start:\n{output}") from None
+                    raise RuntimeError(f"The Redis server did not start:\n{log.read_text(errors='replace')}") from None
                 time.sleep(0.02)
             else:
                 return

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.core.management.base import CommandError
 from django.http import HttpRequest
 from django.template import engines
-from django.test import Client
+from django.test import Client, RequestFactory
 
 from django_quota import Subject, ban, check
 from django_quota.models import DailyCounter, QuotaOverride
@@ -241,6 +241,17 @@ class TestCommands:
     @pytest.mark.usefixtures("at_one_time", "refused")
     def test_the_status_of_a_user_has_the_organization(self, line: str) -> None:
         assert line in said("quota_status", "ann").splitlines()
+
+    def test_the_status_shows_the_organization_once(self, ann: User, rf: RequestFactory) -> None:
+        request = rf.get("/")
+        request.user = ann
+        for _ in range(4):
+            check("units", request)
+
+        shown = said("quota_status", "ann")
+
+        assert shown.count("\norg:7 (counts for user:42)\n") == 1
+        assert "together" not in shown
 
     @pytest.mark.usefixtures("refused")
     def test_the_status_as_json_has_the_organization(self) -> None:

@@ -4,7 +4,9 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
+from io import StringIO
 from threading import Event
 from typing import Any
 from unittest.mock import Mock
@@ -13,7 +15,7 @@ import psycopg
 import pytest
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test import Client
 
@@ -34,7 +36,7 @@ from django_quota.stores.database import sql
 from django_quota.stores.database.log import Expired, KeptEvents, count_expired, delete_expired
 from django_quota.stores.database.store import DatabaseStore
 from django_quota.testing import freeze
-from tests.support.commands import json_of, said
+from tests.support.commands import Terminal, json_of, said
 from tests.support.outages import mostly_late
 from tests.support.selection import thorough
 from tests.support.specifications import Put
@@ -93,7 +95,9 @@ class TestEvents:
         assert [each["subject"] for each in json_of("quota_events", kind=["near"])] == ["user:1"]
 
     def test_the_command_shares_no_events_in_a_group(self, store: DatabaseStore) -> None:
-        with pytest.raises(CommandError, match="--group needs Redis"):
+        with pytest.raises(
+            CommandError, match=r"^--group needs Redis, whose consumer groups it uses\. Leave it out\.$"
+        ):
             said("quota_events", "--follow", "--group", "audit")
 
     def test_a_row_that_is_not_ours_is_no_event(self, store: DatabaseStore) -> None:
@@ -377,6 +381,22 @@ class TestRoundsOfASweep:
 
         assert 0 < found.pop("seconds") < 60
         assert found == {"states": 5, "bans": 0, "events": 0, "leases": 2, "complete": True}
+
+    def test_the_command_says_how_many_leases_it_gave_back(self) -> None:
+        assert said("quota_sweep") == (
+            "Deleted 5 expired states, 0 bans and 0 events.\nGave back 2 leases of counters.\n"
+        )
+
+    def test_the_command_draws_its_progress_on_a_terminal(self) -> None:
+        call_command("quota_sweep", stdout=StringIO(), stderr=(terminal := Terminal()))
+
+        assert terminal.getvalue().endswith(f"\rDeleting {'█' * 20} 5 of 5\n")
+
+    def test_the_command_says_that_it_was_stopped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        (stop := Event()).set()
+        monkeypatch.setattr("django_quota.management.console.stopping", lambda: nullcontext(stop))
+
+        assert said("quota_sweep").endswith("\nStopped before the end.\n")
 
     def test_each_lease_and_each_round_but_the_last_is_followed_by_a_pause(self) -> None:
         stop = Mock(spec=Event, **{"is_set.return_value": False})

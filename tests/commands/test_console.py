@@ -1,5 +1,6 @@
 """Commands do their work whether or not anybody can read what they say, and say what is wrong."""
 
+import argparse
 import codecs
 import errno
 import io
@@ -28,6 +29,7 @@ from django_quota.management.console import QuotaCommand, bar, progress, stoppin
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.testing import RedisServer, freeze
 from tests.support.commands import PATIENCE, Manage, Terminal, managing, said
+from tests.support.events import event_fields
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches
 
@@ -261,6 +263,64 @@ def test_a_result_is_printed_as_the_options_have_it(options: Any, is_asked: bool
     assert out.getvalue() == printed
 
 
+@pytest.mark.parametrize(
+    ("given", "is_used", "notes"),
+    [
+        pytest.param("192.0.2.1", True, "Note: '192.0.2.1' is taken for 'ip:192.0.2.1'.\n", id="a bare address"),
+        pytest.param("ip:192.0.2.1", True, "", id="a subject"),
+        pytest.param("ip:192.0.2.1", False, "", id="a subject that is not used"),
+    ],
+)
+def test_a_note_names_the_subject_of_a_bare_address(given: str, is_used: bool, notes: str) -> None:
+    out = io.StringIO()
+
+    QuotaCommand(stderr=out).note_subject(given, "ip:192.0.2.1", is_used=is_used)
+
+    assert out.getvalue() == notes
+
+
+def test_a_used_subject_gets_no_hint() -> None:
+    out = io.StringIO()
+
+    QuotaCommand(stderr=out).note_subject("ann", "ann", is_used=True)
+
+    assert out.getvalue() == ""
+
+
+def test_a_note_names_each_rule_that_nothing_has(settings: Any) -> None:
+    settings.ROOT_URLCONF, settings.QUOTA = (), {"RULES": {"search": "9/m"}}
+    out = io.StringIO()
+
+    QuotaCommand(stderr=out).note_rules(["serch", "search"])
+
+    assert out.getvalue() == ('Note: "serch" is not a rule of the settings or the views. Did you mean "search"?\n')
+
+
+class Reader(io.StringIO):
+    """Has what a program reads at the other end of a pipe: what was flushed."""
+
+    read_so_far = ""
+
+    def flush(self) -> None:
+        self.read_so_far = self.getvalue()
+
+
+def test_a_program_reads_a_result_at_once() -> None:
+    out = Reader()
+
+    QuotaCommand(stdout=out).print_result({"json": True, "verbosity": 1}, {"a": 1}, [])
+
+    assert out.read_so_far == '{"a": 1}\n'
+
+
+def test_a_program_reads_a_note_at_once() -> None:
+    notes = Reader()
+
+    QuotaCommand(stderr=notes).note("one")
+
+    assert notes.read_so_far == "one\n"
+
+
 def test_notes_without_words_are_left_out() -> None:
     notes = io.StringIO()
 
@@ -319,8 +379,13 @@ def test_no_name_moves_the_cursor_of_a_terminal(words: tuple[str, ...]) -> None:
     ids=lambda words: words[0],
 )
 def test_bytes_that_are_not_utf_8_are_named(words: tuple[str, ...]) -> None:
-    with pytest.raises(CommandError, match=r"\\udcff.*has bytes that are not UTF-8"):
+    (given,) = [word for word in words if "\udcff" in word]
+
+    with pytest.raises(CommandError) as raised:
         call_command(*words)
+
+    shown = given.replace("\udcff", "\\udcff")
+    assert str(raised.value) == f"The argument '{shown}' has bytes that are not UTF-8. Write it in UTF-8."
 
 
 DJANGOS_OPTIONS = [
@@ -333,6 +398,117 @@ DJANGOS_OPTIONS = [
     "--verbosity=0",
     "-v3",
 ]
+
+
+HELP = {
+    "quota_bans": "List, set and lift bans. A ban is a temporary block under one rule that has ban=.",
+    "quota_copy": "Copy limits, bans, counters and all else that is counted from one store to another.",
+    "quota_events": "Print refusals, bans and near-limit warnings, or follow them.",
+    "quota_metrics": "Print the metrics of all processes, or serve them to Prometheus.",
+    "quota_override": (
+        "List, set, import and clear overrides, which give subjects another rate, exempt them, or block them."
+    ),
+    "quota_replay": "Say what rules would have refused of the requests in an access log. Nothing is counted.",
+    "quota_reset": "Delete what rules have counted for a subject, and lift its bans. Overrides stay.",
+    "quota_rollup": "Move the usage of each day out of the store into the daily counters, exactly once even if killed.",
+    "quota_rules": (
+        "Show which rules apply to a request, in which order, and what they have left. Nothing is counted."
+    ),
+    "quota_status": "Show the limits, overrides, bans and slots of a subject, and where each figure comes from.",
+    "quota_sweep": "Drop expired entries from sorted sets in Redis, or expired rows of the database store.",
+    "quota_usage": "Print what all subjects have used in a month: a line for each subject and rule, for bills.",
+}
+WHO = (
+    "for example user:42, 203.0.113.9, post:phone=+1555, ip:203.0.113.9+post:username=ann, or login:username=ann for "
+    "failed logins"
+)
+WHOM = "for example user:42, 203.0.113.9, 198.51.100.0/24 for a network, 'user:*' for all users, or '*' for everybody"
+IN_UTC = "print JSON, with times in UTC"
+ONE_RULE = "only this rule; you may repeat it"
+OPTIONS = {
+    "quota_bans list": {"--json": IN_UTC, "--subject": "only of this subject, for example user:42"},
+    "quota_bans set": {"--json": IN_UTC, "subject": WHO},
+    "quota_bans lift": {"--json": IN_UTC, "--dry-run": "only say what would be lifted", "subject": WHO},
+    "quota_copy": {"--json": "print a JSON object", "--dry-run": "only count, and change nothing"},
+    "quota_events": {
+        "--json": "print one JSON object a line, with times in UTC", "--rule": ONE_RULE,
+        "--subject": f"only this user or subject: {WHO}",
+    },
+    "quota_override list": {"--json": IN_UTC, "--subject": "only of this subject, for example user:42"},
+    "quota_override set": {"--json": IN_UTC, "subject": WHOM},
+    "quota_override import": {"--json": IN_UTC, "--dry-run": "only say what would change"},
+    "quota_override clear": {
+        "--json": IN_UTC, "--dry-run": "only say what would change", "subject": f"{WHOM}; not needed with --label",
+    },
+    "quota_replay": {"--json": "print one JSON object", "--rule": ONE_RULE},
+    "quota_reset": {
+        "--json": "print one JSON object", "--dry-run": "print what would be reset, and change nothing",
+        "--rule": ONE_RULE, "subject": WHO,
+    },
+    "quota_rollup": {
+        "--json": "print what was done as one JSON object a round", "--dry-run": "only say what would be moved",
+        "--every": "repeat, with this pause in between: 60, or 10m",
+    },
+    "quota_rules": {"--json": "print one JSON list"},
+    "quota_status": {
+        "--json": "print one JSON object, with times in UTC and spans in seconds", "--rule": ONE_RULE,
+        "subject": f"a user name, or {WHO}",
+    },
+    "quota_sweep": {
+        "--json": "print one JSON object for each sweep", "--dry-run": "only count, and change nothing",
+        "--every": "repeat, with this pause in between: 60, or 10m",
+    },
+    "quota_usage": {"--json": "print one JSON object a line", "--rule": "only of this rule; you may repeat it"},
+}  # fmt: skip
+"""What the options mean that several commands have; `tests/e2e/test_reference.py` has the others."""
+VERBS = {
+    "quota_bans": {
+        "list": "show those in force, the first to end first",
+        "set": "ban a subject from now on",
+        "lift": "end the bans of a subject; what was counted stays",
+    },
+    "quota_override": {
+        "list": "show them",
+        "set": "add or change one",
+        "import": "replace those with a label by a list of addresses and networks",
+        "clear": "delete them",
+    },
+}
+
+
+def parser_of(command: str) -> Any:
+    """Return the parser of a command, or of one of its verbs."""
+    name, _, verb = command.partition(" ")
+    app = "django_quota.contrib.prometheus" if name == "quota_metrics" else "django_quota"
+    parser = load_command_class(app, name).create_parser("manage.py", name)
+    return verbs_of(parser).choices[verb] if verb else parser
+
+
+def verbs_of(parser: Any) -> Any:
+    (verbs,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return verbs
+
+
+@pytest.mark.parametrize(("command", "text"), HELP.items(), ids=HELP)
+def test_the_help_says_what_a_command_does(command: str, text: str) -> None:
+    assert parser_of(command).description == text
+
+
+@pytest.mark.parametrize(("command", "meanings"), VERBS.items(), ids=VERBS)
+def test_the_help_says_what_each_verb_does(command: str, meanings: dict[str, str]) -> None:
+    verbs = verbs_of(parser_of(command))
+
+    assert {each.dest: each.help for each in verbs._choices_actions} == meanings
+    assert verbs.metavar == "|".join(meanings)
+
+
+@pytest.mark.parametrize(("command", "options"), OPTIONS.items(), ids=OPTIONS)
+def test_the_help_says_what_an_option_of_several_commands_does(command: str, options: dict[str, str]) -> None:
+    described = {
+        name: action.help for action in parser_of(command)._actions for name in action.option_strings or [action.dest]
+    }
+
+    assert {name: described[name] for name in options} == options
 
 
 @pytest.mark.parametrize("option", DJANGOS_OPTIONS)
@@ -356,8 +532,10 @@ def test_an_unknown_database_is_named_with_what_to_use() -> None:
 @pytest.mark.parametrize("last", ["0", "-3"])
 @pytest.mark.usefixtures("redis_cache")
 def test_events_are_asked_for_by_a_number_from_1(last: str) -> None:
-    with pytest.raises(CommandError, match=f"--last {last}: use 1 or more, for example 20"):
+    with pytest.raises(CommandError) as raised:
         call_command("quota_events", f"--last={last}")
+
+    assert str(raised.value) == f"--last {last}: use 1 or more, for example 20."
 
 
 def test_an_error_of_a_command_keeps_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,6 +580,16 @@ class TestOutputThatCannotBeWritten:
 
         assert isinstance(ended, SystemExit)
         assert (ended.code, notes) == (status, says)
+
+    def test_it_is_noticed_when_the_rest_is_written_at_the_end(self, tmp_path: Path) -> None:
+        with (tmp_path / "stdout").open("w") as out, pytest.MonkeyPatch.context() as patch:
+            broken = BrokenPipeError(errno.EPIPE, "Broken pipe")
+            patch.setattr(sys, "stdout", Mock(wraps=out, **{"flush.side_effect": broken}))
+            patch.setattr(Status, "handle", lambda *_, **__: None)
+            with pytest.raises(SystemExit) as ended:
+                Status().run_from_argv(["manage.py", "quota_status", "user:1"])
+
+        assert ended.value.code == 141
 
     def test_an_error_of_another_file_is_not_one_of_the_output(self, tmp_path: Path) -> None:
         error = FileNotFoundError(errno.ENOENT, "No such file or directory", "a.log")
@@ -489,6 +677,9 @@ class TestSignals:
         pytest.param(
             Terminal, 4, f"\rSweeping {'█' * 5}{'░' * 15} 1 of 4\rSweeping {'█' * 10}{'░' * 10} 2 of 4\n", id="of 4"
         ),
+        pytest.param(
+            Terminal, 1, f"\rSweeping {'█' * 20} 1 of 1\rSweeping {'█' * 20} 1 of 1\n", id="of fewer than there are"
+        ),
         pytest.param(Terminal, 0, "\rSweeping 1\rSweeping 2\n", id="of none"),
         pytest.param(io.StringIO, 4, "", id="into a file"),
     ],
@@ -507,7 +698,7 @@ def test_progress_is_drawn_on_a_terminal_only(
 
 
 def test_a_bar_of_progress_is_not_drawn_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter([8.0, 8.0, 8.1, 8.3, 8.3, 8.4])
+    moments = iter([8.0, 8.0, 8.19, 8.21, 8.21, 8.4])
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     terminal = Terminal()
 
@@ -537,6 +728,17 @@ class TestWithoutATableOfUsers:
 
     def test_a_name_gets_a_hint(self) -> None:
         assert 'Note: No request has the subject "ann". Use, for example, user:<key>' in said("quota_reset", "ann")
+
+    def test_an_event_has_the_key_of_its_user(self, raw: Any) -> None:
+        written: Any = event_fields(
+            kind="refused", rule="search", subject="ip:1", user="user:7", until=0, capacity=10, method="GET", path="/a"
+        )
+        raw.xadd("quota:1:{!}:events", written)
+
+        assert "  search  ip:1  user:7 GET /a: needed " in said("quota_events")
+
+    def test_a_status_is_of_what_was_typed(self) -> None:
+        assert said("quota_status", "ann").startswith("ann\n")
 
     def test_an_author_is_kept_by_name(self) -> None:
         said("quota_override", "set", "ip:192.0.2.1", "blocked", "--by", "ann")

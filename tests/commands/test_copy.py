@@ -502,6 +502,16 @@ def test_on_a_terminal_it_draws_its_progress(use: Callable[[str], None]) -> None
     assert terminal.getvalue().endswith(f"\rCopying {'█' * 20} 2 of 2\n")
 
 
+def test_on_a_terminal_a_dry_run_draws_what_it_counts(use: Callable[[str], None]) -> None:
+    CREDITS.incr(USER, 7)
+    terminal = Terminal()
+    words = ("quota_copy", "--from", "database", "--to", "redis", "--dry-run")
+
+    call_command(*words, stdout=io.StringIO(), stderr=terminal)
+
+    assert terminal.getvalue().endswith(f"\rCounting {'█' * 20} 2 of 2\n")
+
+
 def test_quiet_it_says_nothing(use: Callable[[str], None]) -> None:
     assert copy("--verbosity", "0") == ""
 
@@ -543,9 +553,34 @@ def test_counts_of_rules_in_the_database_stay(more: tuple[str, ...], use: Callab
 
     error = error_of("quota_copy", "--from", "redis", "--to", "database", *more)
 
-    assert error.startswith('The database has the counts of rules or counters with store="database".')
-    assert 'Set "STORE": "database" without a copy' in error
+    assert error == (
+        'The database has the counts of rules or counters with store="database". A copy cannot be put beside them, and '
+        '--replace would delete them. Nothing was changed. Set "STORE": "database" without a copy: these rules and '
+        "counters go on from what they have, and what only Redis has begins anew: the other limits and counters, bans, "
+        "slots."
+    )
     assert peek("month", USER).remaining == 4
+
+
+def test_the_new_store_is_closed_after_the_copy(use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def make(name: str) -> Any:
+        store = make_store(name)
+        close = store.close
+
+        def note_and_close() -> None:
+            closed.append(name)
+            close()
+
+        monkeypatch.setattr(store, "close", note_and_close)
+        return store
+
+    monkeypatch.setattr(quota_copy, "make_store", make)
+
+    copy()
+
+    assert sorted(closed) == ["database", "redis"]
 
 
 def test_a_site_on_the_database_is_not_told_to_use_the_database(use: Callable[[str], None], settings: Any) -> None:

@@ -1,6 +1,7 @@
 """`quota_override` lists, sets, imports and clears overrides."""
 
 import io
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from django.test.utils import CaptureQueriesContext
 from django_quota import check
 from django_quota.exceptions import RuleError
 from django_quota.limiting.override_rows import TRIES, set_override
+from django_quota.management.commands import quota_override
 from django_quota.models import QuotaOverride
 from django_quota.operating import override_lists
 from django_quota.operating.override_lists import read_list
@@ -76,6 +78,15 @@ class TestSet:
 
         assert rows() == {(SUBJECT, "*"): "5/m"}
         assert (replaced["reason"], replaced["label"]) == ("", "")
+
+    def test_it_holds_at_once_in_place_of_one_that_would_begin_later(self) -> None:
+        later = datetime.now(UTC) + timedelta(days=1)
+        set_override("*", SUBJECT, {"mode": "exempt", "starts": later, "expires": later + timedelta(days=1)})
+
+        (replaced,) = said("set", SUBJECT, "blocked", "--json")
+
+        assert (replaced["starts"], replaced["expires"]) == (None, None)
+        assert not check("search", SUBJECT)
 
     def test_the_override_of_one_rule_stands_beside_that_of_all(self) -> None:
         said("set", SUBJECT, "5/m")
@@ -179,6 +190,24 @@ class TestBy:
         entry = LogEntry.objects.get()
         assert (entry.object_id, entry.user, entry.change_message) == (SUBJECT, ann, logged.format(SUBJECT))
 
+    def test_the_log_of_the_admin_has_each_subject_that_is_cleared(self) -> None:
+        User.objects.create_user("ann")
+        for subject in (SUBJECT, "org:7"):
+            set_override("*", subject, {"mode": "exempt", "label": "bots"})
+
+        said("clear", "--label", "bots", "--by", "ann")
+
+        logged = {entry.object_id: entry.change_message for entry in LogEntry.objects.all()}
+        assert logged == {subject: f"Cleared: {subject}, all rules: exempt" for subject in (SUBJECT, "org:7")}
+
+    def test_the_log_of_the_admin_has_no_dry_run(self) -> None:
+        User.objects.create_user("ann")
+        set_override("*", SUBJECT, {"mode": "exempt"})
+
+        said("clear", SUBJECT, "--dry-run", "--by", "ann")
+
+        assert not LogEntry.objects.exists()
+
     def test_the_list_names_who_set_an_override(self) -> None:
         said("set", SUBJECT, "blocked", "--reason", "spam", "--by", "ann")
 
@@ -210,8 +239,24 @@ class TestWithoutEffect:
 
     @without_effect
     def test_force_saves_it_with_a_note(self, words: tuple[str, ...], why: str) -> None:
-        assert why in said("set", *words, "--force")
+        *_, note = said("set", *words, "--force").splitlines()
+
+        assert re.match(rf"Note: .*{re.escape(why)}", note)
         assert len(rows()) == 1
+
+    def test_the_error_names_every_reason_with_what_to_add(self) -> None:
+        problems = patch(f"{quota_override.__name__}.override_problems", return_value=["It is old.", "It is odd."])
+
+        with problems, pytest.raises(CommandError) as caught:
+            said("set", SUBJECT, "blocked")
+
+        assert str(caught.value) == "It is old. It is odd. It would have no effect. Add --force to save it anyway."
+
+    def test_force_notes_every_reason(self) -> None:
+        with patch(f"{quota_override.__name__}.override_problems", return_value=["It is old.", "It is odd."]):
+            printed = said("set", SUBJECT, "blocked", "--force")
+
+        assert printed.splitlines()[1:] == ["Note: It is old.", "Note: It is odd."]
 
 
 @pytest.mark.parametrize("error", [DatabaseError("no such table"), ImproperlyConfigured("no database")], ids=str)
@@ -223,7 +268,7 @@ def test_a_site_without_a_table_of_users_saves_an_override_of_a_user(error: Exce
     assert rows() == {("user:77", "*"): "blocked"}
 
 
-@pytest.mark.parametrize("subject", [SUBJECT, "global", "org:7", "org:*"])
+@pytest.mark.parametrize("subject", [SUBJECT, "global", "org:7", "org:*", "*", "ip:198.51.100.0/24"])
 def test_what_has_an_effect_is_saved_without_a_note(subject: str) -> None:
     assert "Note" not in said("set", subject, "blocked")
 
@@ -270,24 +315,52 @@ class TestAddressWithoutItsKind:
 @pytest.mark.parametrize(
     ("words", "printed"),
     [
-        pytest.param(("set", SUBJECT, "bloked"), r"Did you mean 'blocked'\?", id="a misspelled mode"),
-        pytest.param(("set", SUBJECT, "blocked", "--for", "soon"), "'10m'", id="no duration"),
-        pytest.param(("set", SUBJECT, "blocked", "--until", "2030-02-31"), "2030-01-31T12:00", id="no date"),
-        pytest.param(("set", SUBJECT, "blocked", "--until", "2020-01-31T12:00"), "is in the past", id="the past"),
+        pytest.param(
+            ("set", SUBJECT, "bloked"),
+            "^'bloked' is neither a rate, such as 100/m, nor 'exempt', 'blocked' or 'shadow'. Did you mean 'blocked'.$",
+            id="a misspelled mode",
+        ),
+        pytest.param(
+            ("set", SUBJECT, "blocked", "--for", "soon"),
+            r"^--for='soon' is not a duration .*\. Use, for example, 60 \(seconds\), '10m' or '7d'\.$",
+            id="no duration",
+        ),
+        pytest.param(
+            ("set", SUBJECT, "blocked", "--until", "2030-02-31"),
+            r"^--until '2030-02-31' is not a date and time\. Use, for example, 2030-01-31T12:00\.$",
+            id="no date",
+        ),
+        pytest.param(
+            ("set", SUBJECT, "blocked", "--until", "2020-01-31T12:00"),
+            r"^--until '2020-01-31T12:00' is in the past\. Use a moment in the future\.$",
+            id="the past",
+        ),
         pytest.param(("set", "", "blocked"), "'user:42'", id="no subject"),
         pytest.param(
             ("set", SUBJECT, "9/month", "--rule", "search"), "calendar", id="a rate that the algorithm does not know"
         ),
-        pytest.param(("clear",), "--label NAME", id="nothing to clear"),
+        pytest.param(
+            ("clear",),
+            r"^Say what to clear: a subject, for example user:42, or --label NAME\.$",
+            id="nothing to clear",
+        ),
+        pytest.param(("clear", "--label", ""), r"^Say what to clear: a subject, ", id="an empty label to clear"),
         pytest.param(
             ("import", "/nowhere/list", "--label", "bots"),
-            "/nowhere/list: No such file or directory. Use a file",
+            r"^/nowhere/list: No such file or directory\. Use a file with an address a line, or - for stdin\.$",
             id="no file",
         ),
         pytest.param(
             ("import", "-", "--label", "bots", "--as", "never"), "'never' is neither a rate", id="an unknown mode"
         ),
-        pytest.param(("import", "-", "--label", ""), "--label is empty. Use a name of the list", id="no label"),
+        pytest.param(
+            ("import", "-"), "^Error: the following arguments are required: --label$", id="a list without a label"
+        ),
+        pytest.param(
+            ("import", "-", "--label", ""),
+            r"^--label is empty\. Use a name of the list, such as crawlers\.$",
+            id="no label",
+        ),
         pytest.param(
             ("import", "-", "--label", "b" * 101), "label: Ensure this value has at most 100", id="a long label"
         ),
@@ -296,7 +369,11 @@ class TestAddressWithoutItsKind:
             "rate: '9/month' is not a rate: ",
             id="a list at a rate that the algorithm does not know",
         ),
-        pytest.param(("import", "binary", "--label", "bots"), "is not UTF-8 text", id="a binary file"),
+        pytest.param(
+            ("import", "binary", "--label", "bots"),
+            r"^binary is not UTF-8 text: invalid start byte at byte 12\.$",
+            id="a binary file",
+        ),
         pytest.param(
             ("import", "-", "--label", "bots", "--rule", "serch"), 'Did you mean "search"', id="a misspelled rule"
         ),
@@ -362,6 +439,20 @@ class TestList:
             "user:7, search: exempt, from 2126-01-01 00:00:00Z until 2126-01-31 12:00:00Z [shops] (paid, by root)\n"
         )
 
+    def test_it_says_that_there_is_none(self) -> None:
+        assert said("list", "--subject", "org:7") == "There are no such overrides.\n"
+
+    def test_json_of_none_is_an_empty_list(self) -> None:
+        assert said("list", "--subject", "org:7", "--json") == []
+
+    def test_a_rule_lists_its_own_alone(self) -> None:
+        assert [each["rule"] for each in said("list", "--rule", "search", "--json")] == ["search"]
+
+    def test_a_label_lists_its_own_alone(self) -> None:
+        said("set", "org:7", "blocked", "--label", "bots")
+
+        assert [each["subject"] for each in said("list", "--label", "bots", "--json")] == ["org:7"]
+
     def test_a_quiet_list_is_printed(self) -> None:
         assert said("--verbosity", "0", "list").count("\n") == 2
 
@@ -401,7 +492,21 @@ class TestClear:
         assert rows() == {}
 
     def test_it_says_that_there_was_nothing_to_clear(self) -> None:
-        assert f"no override for {SUBJECT}" in said("clear", SUBJECT)
+        assert said("clear", SUBJECT) == f"There was no override for {SUBJECT}.\n"
+
+    def test_a_dry_run_clears_nothing(self) -> None:
+        said("set", SUBJECT, "5/m")
+
+        assert said("clear", SUBJECT, "--dry-run") == f"Would clear {SUBJECT}, all rules: 5/m, without an end\n"
+        assert rows() == {(SUBJECT, "*"): "5/m"}
+
+    def test_a_label_is_cleared_for_one_subject_alone(self) -> None:
+        for subject in (SUBJECT, "org:7"):
+            said("set", subject, "blocked", "--label", "bots")
+
+        said("clear", SUBJECT, "--label", "bots")
+
+        assert rows() == {("org:7", "*"): "blocked"}
 
     @pytest.mark.parametrize(
         ("words", "whose"),
@@ -450,7 +555,7 @@ class TestLabel:
         assert SUBJECT not in listed
 
     def test_a_dry_run_clears_nothing(self) -> None:
-        assert "Would clear 10 more overrides" in said("clear", "--label", "bots", "--dry-run")
+        assert said("clear", "--label", "bots", "--dry-run").splitlines()[20:] == ["Would clear 10 more overrides"]
         assert len(rows()) == 31
 
     def test_it_clears_what_has_it(self) -> None:
@@ -508,8 +613,20 @@ class TestImport:
         assert (row.label, row.reason, row.expires is None) == ("bots", "a list", False)
 
     def test_a_dry_run_saves_nothing(self, imported: Import) -> None:
-        assert imported(LIST, "--dry-run").startswith("Would add 3, change 0 and delete 0")
+        assert imported(LIST, "--dry-run") == (
+            "Would add 3, change 0 and delete 0 with the label bots; 0 stay as they are.\n"
+        )
         assert rows() == {}
+
+    def test_a_dry_run_says_so_in_json(self, imported: Import) -> None:
+        counts = {"added": 3, "changed": 0, "deleted": 0, "kept": 0}
+
+        assert imported(LIST, "--dry-run", "--json") == {"label": "bots", "dry_run": True, **counts, "skipped": []}
+
+    def test_one_that_somebody_else_has_is_skipped_in_json(self, imported: Import) -> None:
+        said("set", SUBJECT, "exempt")
+
+        assert imported(LIST, "--json")["skipped"] == [SUBJECT]
 
     def test_an_override_of_somebody_else_stays(self, imported: Import) -> None:
         said("set", SUBJECT, "exempt")
@@ -680,8 +797,14 @@ class TestWrongList:
 
     def test_an_empty_list_deletes_nothing(self, imported: Import) -> None:
         """As when a download has failed."""
-        with pytest.raises(CommandError, match="has no address, and nothing is changed"):
+        with pytest.raises(CommandError) as caught:
             imported("# moved\n")
+
+        assert re.fullmatch(
+            r"/\S+/list\.txt has no address, and nothing is changed\. To delete what the label had, use quota_override "
+            r"clear --label bots\.",
+            str(caught.value),
+        )
 
 
 MANY = [f"10.0.{number // 256}.{number % 256}" for number in range(2_000)]

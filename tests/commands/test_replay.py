@@ -17,6 +17,7 @@ from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.urls import path as url
+from django.views import View
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ from django_quota.operating.replay import (
 from django_quota.stores.redis.store import RedisStore
 from django_quota.subjects.subject import digest
 from django_quota.testing import clear, freeze
+from tests.support.commands import Terminal
 from tests.support.inputs import inputs
 from tests.support.pages import blocks
 from tests.support.steps import ALGORITHMS, SECOND, START
@@ -315,6 +317,49 @@ def test_subjects_are_shown_only_if_asked_for(options: list[str], is_shown: bool
     assert ("ip:203.0.113.9" in printed) is is_shown
 
 
+def test_of_many_subjects_the_three_that_are_refused_most_are_listed() -> None:
+    clients = [("203.0.113.1", 4), ("203.0.113.2", 6), ("203.0.113.4", 5), ("203.0.113.3", 5)]
+    lines = [line(second, ip) for ip, number in clients for second in range(number)]
+
+    worst = run_json(log(lines), "--show-subjects")["rules"]["api"]["worst"]
+
+    assert [(each["subject"], each["refused"]) for each in worst] == [
+        ("ip:203.0.113.2", 3), ("ip:203.0.113.3", 2), ("ip:203.0.113.4", 2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "found"), [(999, "combined"), (1_000, "common")], ids=["the last of the sample", "the one after it"]
+)
+def test_the_first_thousand_lines_say_whether_a_log_has_headers(before: int, found: str) -> None:
+    plain = line(0).removesuffix(' "-" "curl"')
+
+    assert run_json(log([plain] * before + [line(1)]), "--rate", "9/m")["log"]["format"] == found
+
+
+def test_on_a_terminal_it_draws_its_progress(settings: Any) -> None:
+    lines = [line(second % 60) for second in range(2_500)]
+
+    call_command("quota_replay", log(lines), stdout=io.StringIO(), stderr=(terminal := Terminal()))
+
+    drawn = [part.rpartition("\r")[2] for part in terminal.getvalue().split("\n")]
+    full = "█" * 20
+    rules = len(run_json("access.log")["rules"])
+    assert drawn[0].startswith("Reading lines 2,000")
+    assert drawn[1:] == [f"Deciding requests {full} 2,500 of 2,500", f"Searching rates {full} {rules} of {rules}", ""]
+
+
+@pytest.mark.parametrize("method", ["get", "head", "post", "put", "patch", "delete", "options"])
+def test_the_rule_of_each_method_of_a_class_is_found(method: str, settings: Any) -> None:
+    def answer(self: View, request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    view: Any = type("Page", (View,), {method: quota("9/m", name=method)(answer)})
+    settings.ROOT_URLCONF = (url("page/", view.as_view()),)
+
+    assert [rule.name for rule in rules_on_views()] == [method]
+
+
 @pytest.fixture
 def long_report() -> str:
     """A report about rules with long names and several rates, long paths, and lines that are not requests."""
@@ -348,6 +393,17 @@ class TestOneRate:
 
     def test_its_key_may_be_the_network_of_an_address(self) -> None:
         assert run_json("access.log", "--rate", "2/m", "--key", "ip/24")["refused"] == 4
+
+    def test_its_key_is_the_address_unless_another_is_given(self) -> None:
+        assert list(run_json("access.log", "--rate", "2/m")["rules"]) == ["2/m by ip"]
+
+    def test_a_key_of_several_parts_is_in_the_title(self) -> None:
+        found = run_json("access.log", "--rate", "2/m", "--key", "ip", "--key", "path")
+
+        assert found["title"] == "2/m by ip + path"
+
+    def test_the_rules_of_the_site_are_not_replayed_with_it(self) -> None:
+        assert run_json("access.log", "--rate", "2/m")["left_out"] == {}
 
     def test_it_may_apply_to_some_paths(self) -> None:
         assert run_json("access.log", "--rate", "2/m", "--match", "/5")["rules"]["2/m by ip"]["requests"] == 1
@@ -393,6 +449,12 @@ def test_a_packed_log_is_read() -> None:
     found = run_json("1.gz")
 
     assert (found["log"]["requests"], found["refused"]) == (5, 2)
+
+
+def test_a_line_with_bytes_that_are_not_utf_8_is_read() -> None:
+    Path("access.log").write_bytes(line(0).replace("curl", "caf\xe9").encode("latin-1") + b"\n")
+
+    assert run_json("access.log")["log"]["requests"] == 1
 
 
 def test_several_logs_are_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -588,6 +650,11 @@ class TestUnreadableLines:
             run("access.log")
 
 
+@pytest.mark.parametrize(("length", "lines"), [(99_999, 2), (100_000, 3)], ids=["the longest line", "a longer one"])
+def test_a_line_longer_than_a_hundred_thousand_bytes_is_read_as_several(length: int, lines: int) -> None:
+    assert run_json(log([line(0), "x" * length]))["log"]["lines"] == lines
+
+
 NEEDS = {
     "of_staff": ({"exempt": "staff"}, "exempt='staff' needs the user"),
     "values": ({"distinct": True}, "distinct=True: only your code knows the value"),
@@ -664,6 +731,16 @@ class TestLeftOutRules:
     def test_a_rule_that_the_middleware_does_not_decide_is_named(self, rule: str, reason: str) -> None:
         assert reason in run_json("access.log")["left_out"][rule]
 
+    def test_a_slot_is_named(self, settings: Any) -> None:
+        settings.QUOTA["RULES"] |= {"exports": {"at_once": 2, "match": "/"}}
+
+        assert run_json("access.log")["left_out"]["exports"] == "a slot limits how many run at once"
+
+    def test_a_rule_of_code_is_named_with_the_reason(self) -> None:
+        left_out = run_json("access.log")["left_out"]
+
+        assert left_out["by-method-decorator"] == "your view, your code or a failed login decides it"
+
     def test_of_many_rules_the_first_twenty_are_named(self) -> None:
         assert re.search(r"r0, r1, r10, .* r25, r26 and 11 more: ", " ".join(run("access.log").split()))
 
@@ -713,7 +790,20 @@ class TestBehindProxies:
     def test_a_note_says_that_a_proxy_counts_as_a_client(self, settings: Any) -> None:
         settings.QUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8"]}
 
-        assert "10.0.0.1 counts as a client" in run(*self.WORDS)
+        (note, _) = run_json(*self.WORDS)["notes"]
+
+        assert note == (
+            "10.0.0.1 counts as a client, but it is one of TRUSTED_PROXIES. Add X-Forwarded-For to the log, or use the "
+            "log of the proxy."
+        )
+
+    def test_the_note_names_one_proxy_of_several(self, settings: Any) -> None:
+        settings.QUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8", "203.0.113.0/24"]}
+        log([line(0, "203.0.113.2"), line(1, "10.0.0.1")])
+
+        (note, _) = run_json(*self.WORDS)["notes"]
+
+        assert note.startswith("10.0.0.1 counts as a client")
 
 
 KEYED = '[api]\nrate = "10/m"\nkey = "ip/x"\nmatch = "/"\n'
@@ -722,14 +812,16 @@ KEYED = '[api]\nrate = "10/m"\nkey = "ip/x"\nmatch = "/"\n'
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["nowhere.log"], "There is no file 'nowhere.log'. Give the path of an access log"),
+        (["nowhere.log"], "^There is no file 'nowhere.log'. Give the path of an access log, or - for stdin.$"),
+        (["empty.log"], r"^No line of the log could be used as a request \(combined\)\.$"),
         (["access.log", "--rules", "no.toml"], "--rules no.toml: No such file or directory. Use a TOML file of rules."),
         (
             ["access.log", "--rules", "empty.toml"],
-            r"--rules empty.toml has no rule. Write, for example: search = {rate",
+            '^--rules empty.toml has no rule. Write, for example: search = {rate = "10/m", match = "/"}$',
         ),
         (["timeless.json"], "The JSON of the log has no time. Name it 'time' in the log."),
-        (["access.log", "--rules", "broken.toml"], "is not TOML"),
+        (["access.log", "--rules", "broken.toml"], r"^--rules broken.toml is not TOML: .*\.$"),
+        (["access.log", "--rules", "cut.gz"], r"^--rules cut.gz is not TOML: .*\.$"),
         (["access.log", "--rules", "wrong.toml"], r"wrong.toml\['api'\]: '10/month' is not a rate"),
         (
             ["access.log", "--rules", "keyed.toml"],
@@ -741,10 +833,13 @@ KEYED = '[api]\nrate = "10/m"\nkey = "ip/x"\nmatch = "/"\n'
             ["access.log", "--rate", "10/m", "--rules", "wrong.toml"],
             r"^--rate is a rule by itself. Leave --rules and --rule out.$",
         ),
-        (["access.log", "--rate", "10/m", "--rule", "api"], r"^--rate is a rule by itself. Leave --rules and --rule"),
-        (["access.log", "--rule", "apy"], r"Did you mean 'api'\?"),
+        (
+            ["access.log", "--rate", "10/m", "--rule", "api"],
+            r"^--rate is a rule by itself. Leave --rules and --rule out.$",
+        ),
+        (["access.log", "--rule", "apy"], r"^--rule 'apy' is not the name of a rule\. Did you mean 'api'\?$"),
         (["broken.toml"], r"unknown. It begins with '\[api'. Log in the combined format, or one JSON object a line.$"),
-        (["cut.gz"], "cannot be read to its end"),
+        (["cut.gz"], "^'cut.gz' cannot be read to its end: Compressed file ended before the end-of-stream marker"),
     ],
 )
 def test_a_wrong_option_is_named(words: list[str], error: str) -> None:
@@ -752,6 +847,7 @@ def test_a_wrong_option_is_named(words: list[str], error: str) -> None:
     Path("cut.gz").write_bytes(gzip.compress("".join(f"{line(n % 60)}\n" for n in range(99)).encode())[:-20])
     for name, text in {"broken": "[api", "empty": "", "wrong": 'api = "10/month"', "keyed": KEYED}.items():
         Path(f"{name}.toml").write_text(text)
+    Path("empty.log").touch()
     Path("timeless.json").write_text('{"remote_addr": "192.0.2.1", "method": "GET", "path": "/"}\n')
     with pytest.raises(CommandError, match=error):
         run(*words)

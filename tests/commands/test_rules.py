@@ -1,5 +1,6 @@
 """`quota_rules` shows which rules a request meets, in their order, and what they have left."""
 
+import re
 from functools import partial
 from typing import Any
 from unittest.mock import Mock
@@ -23,6 +24,10 @@ no_tenant = Mock(side_effect=RuntimeError("no tenant"))
 
 def host_of(request: Any) -> str:
     return str(request.get_host())
+
+
+def by_name(request: Any) -> str:
+    return f"name:{request.user.get_username() or 'anonymous'}"
 
 
 class Orders(View):
@@ -123,7 +128,9 @@ def test_a_ban_is_shown_with_the_time_that_is_left() -> None:
 
 
 def test_a_note_says_that_no_url_of_the_site_has_this_path() -> None:
-    assert "no URL of the site is '/nowhere/'" in said("/nowhere/")
+    *_, note = said("/nowhere/").splitlines()
+
+    assert note == "Note: no URL of the site is '/nowhere/', so only configured rules apply."
 
 
 def test_a_rule_whose_key_fails_is_shown_with_the_error(settings: Any) -> None:
@@ -138,6 +145,7 @@ def test_a_rule_whose_key_fails_is_shown_with_the_error(settings: Any) -> None:
         pytest.param({"rate": None}, "only (settings) for ip:127.0.0.1\n  unlimited\n", id="no rate"),
         pytest.param({"rate": "0/m"}, "  0/m: 0 of 0 left (never admitted)\n", id="nothing is admitted"),
         pytest.param({"rate": "9/m", "shadow": True}, "  9/m: 9 of 9 left (a shadow rule)\n", id="a shadow rule"),
+        pytest.param({"rate": "2000/m"}, "  2000/m: 2,000 of 2,000 left\n", id="a large number"),
         pytest.param(
             {"rate": {"anonymous": None, "authenticated": "9/m"}, "daily": True},
             "  unlimited: 0 used\n",
@@ -188,6 +196,30 @@ def test_a_request_that_nothing_limits_is_told_so(settings: Any) -> None:
     assert "No rule applies to this request.\n" in said("/nowhere/")
 
 
+def test_a_rule_by_a_field_of_the_query_sees_it(settings: Any) -> None:
+    rule = {"rate": "9/m", "match": "/", "key": "get:q"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"only": rule}}
+
+    ((_, one, _),), ((_, two, _),) = met("/nowhere/?q=1"), met("/nowhere/?q=2")
+
+    assert one != two
+
+
+def test_a_request_of_nobody_has_a_user_who_is_not_logged_in(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"only": {"rate": "9/m", "match": "/", "key": by_name}}}
+
+    ((_, subject, _),) = met("/nowhere/")
+
+    assert subject.endswith(":name:anonymous")
+
+
+def test_a_rule_from_which_the_request_is_exempt_is_left_out(settings: Any) -> None:
+    rule = {"rate": "9/m", "match": "/", "exempt": "127.0.0.0/8"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"only": rule, "each": {"rate": "9/m", "match": "/"}}}
+
+    assert [rule for rule, _, _ in met("/nowhere/")] == ["each"]
+
+
 def test_a_note_says_that_the_memory_of_other_processes_is_not_seen(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
 
@@ -234,8 +266,25 @@ class TestAllRules:
     def test_a_rule_that_cannot_be_read_is_listed_with_the_error(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"wrong": "10/x"}}
 
-        assert "wrong: " in said()
-        assert "'x' is not a unit" in said()
+        assert re.search(r"^wrong: .*'x' is not a unit", said(), re.MULTILINE)
+
+    def test_a_rule_that_cannot_be_read_has_its_problem_in_json(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"wrong": "10/x"}}
+
+        (row,) = [row for row in said("--json") if row["rule"] == "wrong"]
+
+        assert (list(row), "'x' is not a unit" in row["problem"]) == (["rule", "problem"], True)
+
+    def test_a_line_has_each_rate_and_each_place(self, settings: Any) -> None:
+        rule = {"rate": ["9/m", "90/h"], "match": ["/a/", "/b/"], "key": ("ip", "path")}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"wide": rule, "free": None}}
+
+        lines = said().splitlines()
+
+        assert lines[:2] == ["wide: 9/m; 90/h by ip, path, at /a/, /b/", "free: unlimited by ip"]
+
+    def test_a_quiet_command_prints_what_was_asked_for(self) -> None:
+        assert "flood: 100/m by ip, at /\n" in said("--verbosity", "0")
 
 
 BAD_INPUT = {

@@ -25,7 +25,8 @@ from django_quota.adapters import digest
 from django_quota.conf import current
 from django_quota.contrib.auth import LoginRefused
 from django_quota.core.overrides import ALL_RULES
-from django_quota.features.bans import bans_in_force
+from django_quota.exceptions import QuotaExceeded
+from django_quota.features.bans import ActiveBan, bans_in_force
 from django_quota.features.counters import calls
 from django_quota.features.events import newest_events
 from django_quota.limiting.flusher import flusher
@@ -34,6 +35,7 @@ from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.management.commands import quota_bans
 from django_quota.models import QuotaOverride
+from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
 from tests.support.commands import said
 from tests.support.events import event_fields
@@ -291,6 +293,16 @@ class TestWhatElseIsKnown:
         assert f"  counter   {of.name}: 1,300 left\n" in shown
         assert "            1,300 of 1,500 until 2025-11-21 05:40:00Z, order-17\n" in shown
 
+    def test_a_grant_whose_id_is_lost_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(calls, "made", {})
+        with freeze(START):
+            counter("minutes").grant(USER, 1_500, id="order-17", expires="1h")
+            monkeypatch.setattr(calls, "named", lambda _: None)
+
+            shown = run("quota_status", USER)
+
+        assert "            1,500 of 1,500 until 2025-11-21 05:40:00Z, of an unknown grant\n" in shown
+
     def test_a_balance_that_does_not_expire_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         prepaid = counter("prepaid")
         monkeypatch.setattr(calls, "made", {("prepaid", None, None): prepaid})
@@ -427,6 +439,29 @@ class TestOverrides:
         assert run("quota_status", SUBJECT).splitlines()[-1] == "  override  *: blocked"
         assert run("quota_status", SUBJECT).count("override") == 1
 
+    def test_an_unused_limit_that_an_override_changes_is_shown(self) -> None:
+        saved("blocked", "viewed")
+
+        assert (
+            "  viewed: 7/m by sliding_window\n    " + "░" * 20 + " 0 of 7 used, 7 left; no hit is admitted (blocked)"
+            in (run("quota_status", SUBJECT))
+        )
+
+    def test_an_unused_limit_that_an_override_of_all_rules_changes_is_not_shown(self) -> None:
+        saved("shadow", ALL_RULES)
+
+        assert "viewed: 7/m" not in run("quota_status", SUBJECT)
+
+    def test_an_unused_limit_under_a_ban_is_shown_beside_an_override_of_all_rules(self) -> None:
+        QuotaOverride.objects.create(subject=SUBJECT, rule=ALL_RULES, mode="rate", rate="5/m")
+        with freeze(START):
+            ban("banning", SUBJECT, 600)
+
+        shown = run("quota_status", SUBJECT)
+
+        assert "0 of 5 used, 5 left; the next hit is admitted in 10 minutes (banned)" in shown
+        assert "search: 5/m" not in shown
+
     def test_one_on_all_rules_blocks_the_unused_limits_too(self) -> None:
         saved("blocked", ALL_RULES)
 
@@ -476,8 +511,12 @@ class TestRedisThatTakesNoChanges:
         with freeze(START):
             assert check(rule, SUBJECT).allowed is is_allowed
 
-    def test_a_note_repeats_what_redis_says(self) -> None:
-        assert "Note: Redis takes no changes, so nothing is counted. It says: " in run("quota_status", SUBJECT)
+    def test_what_redis_says_is_repeated(self) -> None:
+        printed, value = (run("quota_status", SUBJECT, *words) for words in ([], ["--json"]))
+
+        said = value["refuses"]
+        assert "command not allowed when used memory > 'maxmemory'" in said
+        assert printed.endswith(f"\nNote: Redis takes no changes, so nothing is counted. It says: {said}\n")
 
 
 @pytest.mark.django_db
@@ -537,6 +576,15 @@ class TestStoreThatDoesNotAnswer:
         how, noted = notes
 
         assert ("The store fails, so nothing is limited" in noted) == (how == "allow")
+
+
+@pytest.mark.django_db
+def test_json_of_a_subject_that_nothing_is_known_of_has_the_same_names() -> None:
+    assert run("quota_status", "org:7", "--rule", "free", "--json") == {
+        "subject": "org:7", "limits": [], "overrides": [], "bans": {}, "leases": [], "counters": [], "days": {},
+        "unread": {"free": "it is unlimited"}, "elsewhere": {}, "refuses": None, "overrides_problem": None,
+        "refused": [], "longer": {}, "related": [],
+    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("database")
@@ -607,6 +655,9 @@ class TestSubjectOfSeveralParts:
 
     def test_one_part_shows_what_is_refused_together_with_it(self) -> None:
         assert f"  together  {self.HIDDEN} is refused by login\n" in run("quota_status", SUBJECT)
+
+    def test_json_has_what_is_refused_together_with_one_part(self) -> None:
+        assert run("quota_status", SUBJECT, "--json")["longer"] == {self.HIDDEN: "login"}
 
     def test_one_part_shows_no_refusal_of_others(self) -> None:
         with freeze(START):
@@ -728,6 +779,67 @@ class TestBans:
 
         assert printed == {"subject": "user:7", "rule": "banning", "ends_in": 1200}
 
+    def test_a_quiet_command_bans_and_says_nothing(self) -> None:
+        assert run("quota_bans", "set", "banning", SUBJECT, "10m", "--verbosity", "0") == ""
+        with freeze(START):
+            assert not peek("banning", SUBJECT)
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_quiet_list_is_printed(self) -> None:
+        assert run("quota_bans", "list", "--verbosity", "0").count("\n") == 2
+
+    @pytest.mark.parametrize(
+        "verb", [["set", "banning", "203.0.113.9", "10m"], ["lift", "203.0.113.9"]], ids=["set", "lift"]
+    )
+    def test_a_note_says_what_an_address_is_taken_for(self, verb: list[str]) -> None:
+        assert "Note: '203.0.113.9' is taken for 'ip:203.0.113.9'.\n" in run("quota_bans", *verb)
+
+    @pytest.mark.parametrize(
+        ("verb", "is_noted"),
+        [
+            pytest.param(["set", "banning", "ann", "10m"], True, id="set"),
+            pytest.param(["lift", "ann"], False, id="lift"),
+            pytest.param(["list", "--subject", "ann"], False, id="list"),
+        ],
+    )
+    def test_a_note_says_that_no_request_has_the_subject_that_is_banned(self, verb: list[str], is_noted: bool) -> None:
+        assert ('No request has the subject "ann".' in run("quota_bans", *verb)) is is_noted
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_dry_run_says_so_in_json(self) -> None:
+        assert run("quota_bans", "lift", "user:7", "--dry-run", "--json")["dry_run"] is True
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_dry_run_of_a_user_is_not_in_the_log_of_the_admin(self) -> None:
+        User.objects.create_user("ann")
+
+        run("quota_bans", "lift", SUBJECT, "--dry-run", "--by", "ann")
+
+        assert not LogEntry.objects.exists()
+
+    def test_it_says_that_there_is_no_ban_to_lift(self) -> None:
+        assert run("quota_bans", "lift", SUBJECT) == f"No such ban of {SUBJECT} is in force.\n"
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_names_that_were_too_long_to_keep_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found = ActiveBan("", "", START + 600 * SECOND)
+        monkeypatch.setattr(quota_bans, "bans_in_force", lambda: (1, [found]))
+
+        assert run("quota_bans", "list") == (
+            "a name too long to keep from a name too long to keep until 2025-11-21 04:50:00Z\n"
+        )
+
+    def test_the_bans_of_a_user_name_are_lifted_at_each_address(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"banning": {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}}}
+        name = login_subject("ann")
+        with freeze(START):
+            for address in ("192.0.2.1", "192.0.2.2"):
+                ban("banning", f"{name}+ip:{address}", 600)
+
+        lifted = run("quota_bans", "lift", "login:username=ann", "--json")
+
+        assert [each["subject"] for each in lifted["bans"]] == [f"{name}+ip:192.0.2.{number}" for number in (1, 2)]
+
     def test_the_event_of_a_ban_that_is_set_says_who_set_it_with_the_reason(self) -> None:
         run("quota_bans", "set", "banning", SUBJECT, "10m", "--reason", "spam", "--by", "the watchdog")
 
@@ -758,7 +870,8 @@ class TestBans:
 
         printed = run("quota_bans", "set", "banning", SUBJECT, "10m")
 
-        assert ("Note: the ban has no effect now." in printed) is not is_on
+        note = "Note: the ban has no effect now. Allowed: nothing limits this.\n"
+        assert (note in printed) is not is_on
 
     @pytest.mark.usefixtures("two_bans")
     @pytest.mark.parametrize(
@@ -818,8 +931,10 @@ class TestBans:
     def test_without_events_there_is_no_list_of_all(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
 
-        with pytest.raises(CommandError, match=r'QUOTA\["EVENTS"\] is 0, so there is no list.* Give --subject\.'):
+        with pytest.raises(CommandError) as caught:
             run("quota_bans", "list")
+
+        assert str(caught.value) == 'QUOTA["EVENTS"] is 0, so there is no list of bans. Give --subject.'
 
     @pytest.mark.usefixtures("two_bans")
     def test_without_events_those_of_a_subject_are_listed(self, settings: Any) -> None:
@@ -931,6 +1046,28 @@ class TestReset:
     def test_it_says_that_nothing_was_counted(self, words: tuple[str, ...]) -> None:
         assert run("quota_reset", SUBJECT, *words) == f"Nothing was counted for {SUBJECT}.\n"
 
+    @pytest.mark.usefixtures("counted")
+    def test_a_dry_run_says_so_in_json(self) -> None:
+        done = run("quota_reset", SUBJECT, "--rule", "search", "--dry-run", "--json")
+
+        assert done == {"subject": SUBJECT, "rules": ["search"], "deleted": 0, "dry_run": True}
+
+    def test_the_rules_of_a_name_are_reset_at_each_address(self, database: Any) -> None:
+        User.objects.create_user("root")
+        name = login_subject("ann")
+        with freeze(START):
+            for subject in (name, f"{name}+ip:192.0.2.1"):
+                check("search", subject)
+
+        done = run("quota_reset", "login:username=ann", "--json", "--by", "root")
+
+        assert done == {"subject": name, "rules": ["search"], "deleted": 4, "dry_run": False}
+        assert {entry.object_id for entry in LogEntry.objects.all()} == {name, f"{name}+ip:192.0.2.1"}
+
+    @pytest.mark.usefixtures("counted")
+    def test_a_rule_that_was_reset_gets_no_hint(self) -> None:
+        assert run("quota_reset", SUBJECT, "--rule", "9/d") == f"Reset 9/d for {SUBJECT}\n"
+
     def test_a_quiet_reset_says_nothing(self) -> None:
         assert run("quota_reset", SUBJECT, "--verbosity", "0") == ""
 
@@ -974,6 +1111,11 @@ class TestReset:
 @pytest.mark.django_db
 class TestNotes:
     """A string that is no subject as it is typed, and what else may be meant by it."""
+
+    def test_the_hint_is_a_note(self, command: str) -> None:
+        *_, note = run(command, "ann").splitlines()
+
+        assert note.startswith("Note: Nobody's name or e-mail begins with 'ann'. No request has the subject \"ann\".")
 
     def test_a_bare_address_is_taken_for_that_client(self, command: str) -> None:
         assert "Note: '203.0.113.9' is taken for 'ip:203.0.113.9'.\n" in run(command, "203.0.113.9")
@@ -1034,6 +1176,9 @@ class TestWhatMatters:
             pytest.param({"rule": "search"}, "  Blocked under search, without an end", id="one rule"),
             pytest.param({"subject": "user:*"}, "  Blocked as user:*, without an end", id="a kind"),
             pytest.param({"mode": "exempt"}, "  Exempt, without an end", id="exempt"),
+            pytest.param(
+                {"mode": "exempt", "rule": "search"}, "  Exempt from search, without an end", id="exempt from one"
+            ),
         ],
     )
     def test_it_says_which_override_is_in_force(self, database: Any, fields: dict[str, Any], line: str) -> None:
@@ -1094,6 +1239,17 @@ class TestWhatMatters:
 
         assert "  Banned from banning for another 10 minutes (spam)" in shown
 
+    @pytest.mark.parametrize(
+        ("typed", "subject"), [("203.0.113.9", SUBJECT), ("user:7", "user:7")], ids=["an address", "a subject"]
+    )
+    def test_what_is_a_subject_is_not_the_name_of_a_user(self, typed: str, subject: str) -> None:
+        User.objects.create_user(typed)
+
+        assert run("quota_status", typed).splitlines()[0] == subject
+
+    def test_a_quiet_command_prints_what_was_asked_for(self) -> None:
+        assert run("quota_status", USER, "--verbosity", "0").splitlines()[0] == USER
+
     def test_it_says_that_a_limit_admits_nothing(self, settings: Any) -> None:
         settings.QUOTA["RULES"]["never"] = "0/m"
 
@@ -1115,6 +1271,15 @@ class TestWhatMatters:
 
         assert self.headlines(USER) == ["  Refused by search for 1 minute"]
 
+    def test_a_name_that_only_events_have_is_a_known_subject(self, ann: User, raw: redis.Redis) -> None:
+        written: Any = event_fields(kind="refused", rule="search", subject="ann", until=0, capacity=10)
+        raw.xadd("quota:1:{!}:events", written)
+
+        shown = run("quota_status", "ann")
+
+        assert shown.startswith("ann\n")
+        assert "Note" not in shown
+
     def test_it_takes_the_name_of_a_user(self, ann: User) -> None:
         with freeze(START):
             check("search", ann, 10)
@@ -1127,10 +1292,14 @@ class TestWhatMatters:
     def test_a_name_of_several_users_is_an_error(self) -> None:
         first, second = (User.objects.create_user(name, "one@example.org") for name in ("ann", "bob"))
 
-        with pytest.raises(CommandError, match=f"may be user:{first.pk}, user:{second.pk}. Use one of them."):
+        with pytest.raises(CommandError) as caught:
             run("quota_status", "one@example.org")
 
-    def test_it_says_that_a_login_is_locked(self, ann: User, settings: Any) -> None:
+        assert str(caught.value) == (f"'one@example.org' may be user:{first.pk}, user:{second.pk}. Use one of them.")
+
+    @pytest.fixture
+    def locked_out(self, ann: User, settings: Any) -> None:
+        """Ann, at one address."""
         settings.AUTHENTICATION_BACKENDS = [
             "django_quota.contrib.auth.LoginQuotaBackend",
             "django.contrib.auth.backends.ModelBackend",
@@ -1141,7 +1310,51 @@ class TestWhatMatters:
                 with suppress(LoginRefused):
                     authenticate(login, username="ann", password="wrong")
 
+    @pytest.mark.usefixtures("locked_out")
+    def test_it_says_that_a_login_is_locked(self) -> None:
         assert self.headlines("ann") == ["  Login of ann is locked at 203.0.113.9 for 10 minutes"]
+
+    @pytest.mark.usefixtures("ann")
+    def test_it_says_that_a_login_is_locked_everywhere(self, settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [
+            "django_quota.contrib.auth.LoginQuotaBackend",
+            "django.contrib.auth.backends.ModelBackend",
+        ]
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {"1/h": "username"}}
+        with freeze(START):
+            for _ in range(2):
+                with suppress(QuotaExceeded):
+                    authenticate(username="ann", password="wrong")
+
+        assert self.headlines("ann") == ["  Login of ann is locked for 1 hour"]
+
+    @pytest.mark.usefixtures("locked_out")
+    def test_it_says_that_a_login_is_locked_without_an_end(self) -> None:
+        override("b 0 0 ", "*", f"{login_subject('ann')}+{SUBJECT}")
+
+        assert self.headlines("ann") == ["  Login of ann is locked at 203.0.113.9"]
+
+    @pytest.mark.usefixtures("locked_out")
+    def test_an_address_shows_what_is_together_with_it_after_the_refusal(self) -> None:
+        with freeze(START + 601 * SECOND):
+            shown = said("quota_status", "203.0.113.9")
+
+        assert f"  together  {login_subject('ann')}+{SUBJECT} is not refused now\n" in shown
+
+    @pytest.mark.usefixtures("locked_out")
+    def test_a_headline_about_a_login_is_not_repeated_below(self) -> None:
+        assert "together" not in run("quota_status", "ann")
+
+    @pytest.mark.usefixtures("locked_out")
+    def test_no_login_is_locked_where_logins_are_not_limited_any_more(self, settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
+
+        assert self.headlines("ann") == []
+
+    @pytest.mark.usefixtures("locked_out")
+    def test_a_login_is_no_longer_locked_after_its_window(self) -> None:
+        with freeze(START + 601 * SECOND):
+            assert "is locked" not in said("quota_status", "ann")
 
     def test_a_named_rule_leaves_out_the_overrides_of_others(self, database: Any) -> None:
         for rule in ("search", "viewed", "*"):

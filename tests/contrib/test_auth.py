@@ -525,6 +525,11 @@ class TestSeveralBackends:
 
         assert guess(PASSWORD) == "in"
 
+    def test_a_backend_with_other_credentials_is_not_asked(self, guess: Callable[..., str], settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByPhone", MODEL]
+
+        assert guess(PASSWORD) == "in"
+
     def test_a_backend_that_django_has_asked_is_not_asked_again(
         self, guess: Callable[..., str], hashed: list[str], settings: Any
     ) -> None:
@@ -616,6 +621,29 @@ class TestSeveralBackends:
             reports.append(ExceptionReporter(visit(), caught.type, caught.value, each).get_traceback_html())
         assert reports
         assert [report for report in reports if "hunter2" in report] == []
+
+
+@pytest.mark.parametrize(
+    ("credentials", "names"),
+    [
+        pytest.param(
+            {"phone": "+49 1", "email": "ann@example.org", "username": "ann", "password": "x"},
+            ["ann", "ann@example.org", "+49 1"],
+            id="all",
+        ),
+        pytest.param({"username": " ", "email": None, "phone": ""}, [], id="none"),
+        pytest.param({"customer": "7"}, [], id="others"),
+    ],
+)
+def test_the_names_of_a_login_are_those_of_its_credentials(credentials: dict[str, Any], names: list[str]) -> None:
+    assert LoginQuotaBackend().user_names(credentials) == names
+
+
+@pytest.mark.usefixtures("database")
+def test_a_user_whom_no_other_backend_has_is_nobody(ann: User, settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.WithoutLogins", f"{HERE}.ByPhone", MODEL]
+
+    assert [LoginQuotaBackend().get_user(key) for key in (ann.pk, ann.pk + 1)] == [ann, None]
 
 
 # --- forms and pages --------------------------------------------------------------------------------------------------
@@ -740,6 +768,19 @@ class TestRefusalsWithoutTheMiddleware:
             with pytest.raises(LoginRefused, match="Rule 'login-username-ip' admits 5 per 10 minutes"):
                 log_in_page(self.posted())
 
+    def test_the_error_is_one_of_a_form_with_its_code(self) -> None:
+        with freeze(START):
+            for _ in range(5):
+                log_in_page(self.posted())
+
+            with pytest.raises(LoginRefused) as refused:
+                log_in_page(self.posted())
+
+        assert refused.value.code == "too_many_logins"
+        assert refused.value.messages == [
+            "Too many failed logins: the limit is 5 per 10 minutes. Please try again in 10 minutes."
+        ]
+
 
 class Captcha(LoginQuotaBackend):
     """Stands for the backend of the page."""
@@ -779,8 +820,11 @@ class TestTheCaptchaOfThePage:
         assert send(site, self.URL, PASSWORD, captcha="seven").status_code == 302
 
     def test_the_error_that_code_gets_says_so(self, rf: RequestFactory) -> None:
-        with pytest.raises(CaptchaRequired, match=r"^A CAPTCHA is needed first\. "):
+        with pytest.raises(CaptchaRequired) as raised:
             authenticate(rf.post(self.URL, REMOTE_ADDR=HOME), username="ann", password=PASSWORD)
+
+        assert str(raised.value) == f"A CAPTCHA is needed first. {raised.value.decision.explain()}"
+        assert raised.value.decision.allowed
 
     def test_a_serializer_has_its_code(self, site: Client, rf: RequestFactory) -> None:
         request = rf.post("/jwt/", REMOTE_ADDR=HOME)
@@ -1032,9 +1076,71 @@ class TestChecks:
 
         messages = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.W023"]
 
-        assert [str(each.hint) for each in messages] == [
-            "Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware."
-        ] * (backends != [MODEL])
+        text = (
+            "AUTHENTICATION_BACKENDS has LoginQuotaBackend, but MIDDLEWARE has no QuotaMiddleware: a refused login is "
+            "an error of its form, with status 200, and an exception where there is no form."
+        )
+        hint = "Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware."
+        assert [(each.msg, each.hint) for each in messages] == [(text, hint)] * (backends != [MODEL])
+
+
+@pytest.mark.parametrize(
+    ("backends", "login", "code", "text", "hint"),
+    [
+        pytest.param(
+            [f"{HERE}.ByPhone", OURS, MODEL],
+            {},
+            "E017",
+            f"AUTHENTICATION_BACKENDS has '{HERE}.ByPhone' above '{OURS}': it checks passwords without a limit.",
+            f"Put '{OURS}' first.",
+            id="E017",
+        ),
+        pytest.param(
+            [OURS],
+            {},
+            "E018",
+            f"AUTHENTICATION_BACKENDS has no backend below '{OURS}': nobody can log in.",
+            "Add, for example, 'django.contrib.auth.backends.ModelBackend'.",
+            id="E018",
+        ),
+        pytest.param(
+            ["axes.backends.AxesBackend", OURS, MODEL],
+            {},
+            "W020",
+            "AUTHENTICATION_BACKENDS has a backend of django-axes too: both count failed logins, and the stricter one "
+            "refuses.",
+            "Remove django-axes, or keep it for its log alone, with AXES_LOCK_OUT_AT_FAILURE = False.",
+            id="W020",
+        ),
+        pytest.param(
+            [OURS, MODEL],
+            {"LOGIN": {"20/10m": "username"}},
+            "W019",
+            'QUOTA["LOGIN"] limits a user name to 20 failed logins from all addresses together: anybody who knows the '
+            "name can lock its owner out.",
+            "Use ['username', 'ip'] for the low limit, and a higher one for 'username', for example '100/h'.",
+            id="W019",
+        ),
+        pytest.param(
+            [OURS, MODEL],
+            {"LOGIN": {"5/10m": "ip", "on_unavailable": "allow"}},
+            "W044",
+            'QUOTA["LOGIN"] has on_unavailable="allow": it fails open. While the store does not answer, anybody may '
+            "guess passwords without a limit.",
+            'Remove on_unavailable: then each process counts by itself ("local"). Or use "deny".',
+            id="W044",
+        ),
+    ],
+)
+def test_a_check_says_what_is_wrong_with_what_to_do(
+    backends: list[str], login: dict[str, Any], code: str, text: str, hint: str, settings: Any
+) -> None:
+    settings.AUTHENTICATION_BACKENDS = backends
+    settings.QUOTA = {**settings.QUOTA, **login}
+
+    found = [(each.msg, each.hint) for each in run_checks(tags=["django_quota"]) if each.id == f"django_quota.{code}"]
+
+    assert found == [(text, hint)]
 
 
 @pytest.mark.parametrize(
@@ -1050,16 +1156,17 @@ def test_w048_a_setting_of_axes_without_axes_is_found(
     apps: list[str], backends: list[str], is_found: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.AUTHENTICATION_BACKENDS = backends
-    settings.AXES_FAILURE_LIMIT = 5
+    settings.AXES_FAILURE_LIMIT, settings.AXES_ENABLED = 5, True
     listed = [*settings.INSTALLED_APPS, *apps]
     monkeypatch.setitem(vars(conf.settings), "INSTALLED_APPS", listed)  # the check reads only the names
 
     messages = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.W048"]
 
     assert [each.msg for each in messages] == [
-        "AXES_FAILURE_LIMIT: settings of django-axes, which is not installed, have no effect."
+        "AXES_ENABLED, AXES_FAILURE_LIMIT: settings of django-axes, which is not installed, have no effect."
     ] * is_found
-    assert all('QUOTA["LOGIN"] has the limits' in str(each.hint) for each in messages)
+    hint = 'Remove them. QUOTA["LOGIN"] has the limits, QUOTA["TRUSTED_PROXIES"] the proxies.'
+    assert [each.hint for each in messages] == [hint] * is_found
 
 
 # --- what operators do ------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ async def test_a_refused_handshake_is_a_429_where_the_server_takes_a_response() 
     start, body = await refused_events(HTTP_RESPONSE)
 
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 429)
-    assert json.loads(body["body"])["status"] == 429
+    assert (body["type"], json.loads(body["body"])["status"]) == ("websocket.http.response.body", 429)
 
 
 @in_a_loop
@@ -193,8 +193,12 @@ async def test_what_is_not_a_websocket_passes() -> None:
 async def test_a_limit_by_user_without_users_is_an_error_that_says_where_to_put_it() -> None:
     client = Client(QuotaSocket(echo, connect="1/m"))
     del client.scope["user"]
-    with pytest.raises(ConfigurationError, match="inside AuthMiddlewareStack"):
+    with pytest.raises(ConfigurationError) as raised:
         await client.task
+
+    assert str(raised.value) == (
+        "QuotaSocket limits by user, but the connection has no user. Put it inside AuthMiddlewareStack(...)."
+    )
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -219,10 +223,16 @@ class TestRefusedMessages:
         return client, notice, close
 
     def test_the_client_gets_a_notice(self, outage: Any, status: int, code: int) -> None:
-        _, notice, _ = asyncio.run(self.third(outage))
+        with freeze(NOON):
+            _, notice, _ = asyncio.run(self.third(outage))
 
-        said = json.loads(notice["text"])
-        assert (said["type"], said["status"]) == ("quota.refused", status)
+        detail, wait = {
+            429: ("The limit is 2 per minute. Please try again in 60 seconds.", 60),
+            503: ("This cannot be served right now. Please try again shortly.", 1),
+        }[status]
+        assert json.loads(notice["text"]) == {
+            "type": "quota.refused", "status": status, "detail": detail, "retry_after": wait,
+        }  # fmt: skip
 
     def test_the_socket_is_closed_with_a_code(self, outage: Any, status: int, code: int) -> None:
         _, _, close = asyncio.run(self.third(outage))
@@ -317,6 +327,33 @@ async def test_messages_of_a_rule_count_under_its_name() -> None:
     assert peek(rule, "ip:192.0.2.1").remaining == 0
 
 
+@in_a_loop
+async def test_the_limits_of_two_applications_count_together_if_their_name_is_the_same() -> None:
+    chat, news, other = (QuotaSocket(echo, connect="1/m", key="ip", name=name) for name in ("a", "a", "b"))
+
+    assert await answers(*map(Client, (chat, news, other))) == ["accept", "close", "accept"]
+
+
+@in_a_loop
+async def test_handshakes_and_messages_count_under_the_name_of_their_limit() -> None:
+    client = await opened(QuotaSocket(echo, connect="9/m", receive="9/m", key="ip"))
+
+    await client.says()
+
+    left = [peek("9/m", "ip:192.0.2.1", name=f"websocket.{each}").remaining for each in ("connect", "receive")]
+    assert left == [8, 8]
+
+
+@in_a_loop
+async def test_a_rule_may_read_the_session_of_a_socket() -> None:
+    def by_cart(request: Any) -> str:
+        return f"cart:{request.session['cart']}"
+
+    socket = partial(Client, QuotaSocket(echo, connect="1/m", key=by_cart))
+
+    assert await answers(*(socket(session={"cart": cart}) for cart in (1, 1, 2))) == ["accept", "close", "accept"]
+
+
 # --- open sockets -----------------------------------------------------------------------------------------------------
 
 
@@ -336,6 +373,33 @@ async def test_a_subject_may_open_a_socket_when_another_is_closed() -> None:
     await first.leaves()
 
     assert await answers(socket()) == ["accept"]
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [pytest.param({}, 60, id="by default"), pytest.param({"lease": "10m"}, 600, id="as given")],
+)
+@in_a_loop
+async def test_an_open_socket_counts_for_its_lease(options: dict[str, Any], seconds: int) -> None:
+    with freeze(NOON):
+        client = await opened(QuotaSocket(echo, at_once=1, key="ip", **options))
+        holders = await slot("websocket.at_once", 1, subject="ip:192.0.2.1").aholders()
+        await client.leaves()
+
+    assert [left for _, left in holders] == [seconds]
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [pytest.param({"connect": "9/m"}, id="handshakes"), pytest.param({"at_once": 9}, id="open sockets")],
+)
+@pytest.mark.parametrize(("said", "answer"), [("deny", "close"), ("allow", "accept")])
+@in_a_loop
+async def test_an_argument_says_who_gets_in_during_an_outage(limit: dict[str, Any], said: Any, answer: str) -> None:
+    application = QuotaSocket(echo, key="ip", on_unavailable=said, **limit)
+
+    with no_answer():
+        assert await answers(Client(application)) == [answer]
 
 
 @pytest.mark.usefixtures("renewed_often")
@@ -398,15 +462,24 @@ async def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) ->
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        pytest.param({}, "limits nothing", id="no limit"),
+        pytest.param({}, "QuotaSocket limits nothing. Use, for example, connect='30/m'.", id="no limit"),
         pytest.param(
-            {"receive": Rule.make("r", "1/m", count_when=lambda response: True)}, "no response to ask", id="count_when"
+            {"receive": Rule.make("r", "1/m", count_when=lambda response: True)},
+            "Rule 'r' has settle= or count_when=, but a socket has no response to ask them about.",
+            id="count_when",
+        ),
+        pytest.param(
+            {"at_once": 0},
+            "limit=0 of slot 'websocket.at_once' is not a whole number from 1 to 1,000,000. Use, for example, 3.",
+            id="no socket",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_argument_is_refused_where_it_is_written(options: Any, says: str) -> None:
-    with pytest.raises(RuleError, match=says):
+    with pytest.raises(RuleError) as raised:
         QuotaSocket(echo, **options)
+
+    assert str(raised.value) == says
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

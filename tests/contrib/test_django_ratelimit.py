@@ -19,7 +19,7 @@ from django.views import View
 
 from django_quota import peek
 from django_quota.conf import current
-from django_quota.contrib.django_ratelimit import UNSAFE
+from django_quota.contrib.django_ratelimit import ALL, UNSAFE
 from django_quota.contrib.django_ratelimit.core import (
     GroupLimit,
     get_usage,
@@ -153,6 +153,38 @@ class TestStacked:
         assert refused.value.decision.retry_after == pytest.approx(60, abs=5)
 
 
+class Away(Exception):  # noqa: N818 — an exception of the site
+    """What a site may raise instead."""
+
+
+class Slow(Ratelimited):
+    """A refusal of the site."""
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "has_decision"),
+    [
+        pytest.param(Away, Away, False, id="a class"),
+        pytest.param(f"{__name__}.Away", Away, False, id="the path of a class"),
+        pytest.param(f"{__name__}.Slow", Slow, True, id="a subclass of ours"),
+    ],
+)
+def test_a_refusal_is_the_exception_of_the_settings(
+    given: Any, kind: type[Exception], has_decision: bool, settings: Any
+) -> None:
+    settings.RATELIMIT_EXCEPTION_CLASS = given
+    view = ratelimit(key="ip", rate="0/m", group="g")(ok)
+
+    with pytest.raises(kind) as refused:
+        view(get())
+
+    assert (getattr(refused.value, "decision", None) is not None) is has_decision
+
+
+def test_a_refusal_that_the_site_raises_itself_has_no_decision() -> None:
+    assert Ratelimited().decision is None
+
+
 class TestDecisions:
     def test_a_decorator_that_blocks_ignores_the_limit_of_one_that_does_not(self) -> None:
         both = ratelimit(key="ip", rate="2/m", group="hard")(soft(rate="1/h"))
@@ -184,8 +216,23 @@ class TestUsage:
         assert request.quota.enforced is False
 
     def test_a_limit_without_a_key_is_an_error(self) -> None:
-        with pytest.raises(ImproperlyConfigured, match="has no key"):
+        with pytest.raises(ImproperlyConfigured) as raised:
             get_usage(get(), group="g", rate="1/m")
+
+        assert str(raised.value) == "@ratelimit has no key. Use, for example, key='ip' or key='user_or_ip'."
+
+    def test_a_limit_with_an_unknown_key_is_an_error(self) -> None:
+        with pytest.raises(ImproperlyConfigured, match="'ipp' is not a key"):
+            get_usage(get(), group="g", key="ipp", rate="1/m")
+
+    def test_the_arguments_have_the_order_of_django_ratelimit(self) -> None:
+        usage = get_usage(get(), None, stacked, "ip", "5/m", ALL, True)
+
+        assert usage == {"count": 1, "limit": 5, "should_limit": False, "time_left": 60}
+
+    @pytest.mark.parametrize("function", [get_usage, is_ratelimited, ratelimit])
+    def test_a_function_has_the_methods_that_a_limit_may_name(self, function: Any) -> None:
+        assert (function.ALL, function.UNSAFE) == ((None,), ["DELETE", "PATCH", "POST", "PUT"])
 
     @pytest.mark.parametrize(
         ("rate", "usage"),
@@ -200,8 +247,8 @@ class TestUsage:
 
     @pytest.mark.parametrize(
         ("method", "is_limited"),
-        [(None, True), ("get", True), (["POST", "GET"], True), (["POST"], False)],
-        ids=["all", "one", "two", "another"],
+        [(None, True), (ALL, True), ("get", True), (["POST", "GET"], True), (("post", "get"), True), (["POST"], False)],
+        ids=["all", "ALL", "one", "a list of two", "a tuple of two", "another"],
     )
     def test_the_methods_of_a_limit_may_be_given_in_these_forms(self, method: Any, is_limited: bool) -> None:
         usage = get_usage(get(), group="methods", key="ip", rate="0/m", method=method)
@@ -361,16 +408,36 @@ class TestWhoIsLimited:
         assert rule is not None
         assert rule.key == known
 
+    def test_a_limit_by_address_is_one_of_ours_without_a_mask(self) -> None:
+        rule = rule_of_group(GroupLimit("g", "ip", "1/m"), "1/m")
+
+        assert rule is not None
+        assert rule.key == "ip"
+
     def test_a_request_without_an_address_is_an_error(self) -> None:
         with pytest.raises(ImproperlyConfigured, match="address"):
             stacked(get(REMOTE_ADDR=""))
 
     def test_a_header_without_an_address_is_an_error(self, settings: Any) -> None:
         settings.RATELIMIT_IP_META_KEY = "HTTP_X_CLIENT"
-        with pytest.raises(
-            ImproperlyConfigured, match=r"RATELIMIT_IP_META_KEY='HTTP_X_CLIENT' returned .* not an IP address"
-        ):
+        with pytest.raises(ImproperlyConfigured) as raised:
             stacked(get(HTTP_X_CLIENT="not an address"))
+
+        assert str(raised.value) == (
+            "RATELIMIT_IP_META_KEY='HTTP_X_CLIENT' returned 'not an address', which is not an IP address."
+        )
+
+    def test_a_request_without_the_header_of_the_address_is_an_error(self, settings: Any) -> None:
+        settings.RATELIMIT_IP_META_KEY = "HTTP_X_CLIENT"
+
+        with pytest.raises(ImproperlyConfigured, match=r"returned '', which is not an IP address\.$"):
+            stacked(get())
+
+    def test_the_error_for_a_long_header_has_its_beginning(self, settings: Any) -> None:
+        settings.RATELIMIT_IP_META_KEY = "HTTP_X_CLIENT"
+
+        with pytest.raises(ImproperlyConfigured, match=f"returned '{'1' * 99}', which is not an IP address"):
+            stacked(get(HTTP_X_CLIENT="1" * 5_000))
 
     def test_what_a_function_returns_is_stored_as_a_digest(self) -> None:
         request = get()
@@ -382,8 +449,11 @@ class TestWhoIsLimited:
 
 @pytest.mark.parametrize(
     ("written", "read"),
-    [("100/1h", "100/h"), ("100/60", "100/m"), ((5, 86_400), "5/d"), ("10/month", "10/m"), ("5/M", "5/s")],
-)
+    [
+        ("100/1h", "100/h"), ("100/60", "100/m"), ((5, 86_400), "5/d"), ([5, 7_200], "5/2h"), ("10/month", "10/m"),
+        ("5/M", "5/s"), ("7/3", "7/3s"), ("7/", "7/s"), ("7/90s", "7/90s"), ("7/3m", "7/3m"), ("7/2d", "7/2d"),
+    ],
+)  # fmt: skip
 def test_a_rate_is_read_by_its_first_letter(written: Any, read: str) -> None:
     """`test_their_tests.py` has the others."""
     assert str(read_rate(written)) == read
@@ -391,8 +461,10 @@ def test_a_rate_is_read_by_its_first_letter(written: Any, read: str) -> None:
 
 @pytest.mark.parametrize("rate", ["", "ten a minute", 5, (5,), "5/0s", (5, 1.5), "1/9999d"])
 def test_the_error_for_a_wrong_rate_says_what_to_write(rate: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match=r"is not a rate\. Use, for example, '5/m'"):
+    with pytest.raises(ImproperlyConfigured) as raised:
         read_rate(rate)
+
+    assert str(raised.value) == f"{rate!r} is not a rate. Use, for example, '5/m', '100/h' or (5, 60)."
 
 
 @pytest.mark.parametrize("rate", [of_the_group, f"{__name__}.of_the_group"], ids=["function", "path of a function"])
@@ -407,8 +479,10 @@ def test_a_function_says_the_rate_of_a_group(rate: Any, group: str, found: list[
 
 
 def test_a_limit_without_a_group_or_a_view_is_an_error() -> None:
-    with pytest.raises(ImproperlyConfigured, match="needs a group or the view that it is for: pass group= or fn="):
+    with pytest.raises(ImproperlyConfigured) as raised:
         get_usage(get(), key="ip", rate="1/m")
+
+    assert str(raised.value) == "A limit needs a group or the view that it is for: pass group= or fn=."
 
 
 class TestWithoutTheStore:
@@ -527,11 +601,22 @@ class TestChecks:
     def test_a_rate_that_is_read_as_written_is_not_found(self, rate: Any, settings: Any) -> None:
         assert "W024" not in findings(settings, ratelimit(key="ip", rate=rate, group="g")(ok))
 
-    @pytest.mark.parametrize("key", [None, "ipp"], ids=["no key", "an unknown key"])
-    def test_e025_a_wrong_key(self, key: Any, settings: Any) -> None:
-        (message,) = findings(settings, ratelimit(key=key, rate="1/m", group="g")(ok))["E025"]
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            pytest.param(
+                {"key": None}, "@ratelimit has no key. Use, for example, key='ip' or key='user_or_ip'.", id="no key"
+            ),
+            pytest.param({"key": "ipp"}, "key='ipp' is not a key. Did you mean 'ip'?", id="an unknown key"),
+            pytest.param(
+                {"rate": "often"}, "'often' is not a rate. Use, for example, '5/m', '100/h' or (5, 60).", id="no rate"
+            ),
+        ],
+    )
+    def test_e025_a_wrong_argument(self, given: dict[str, Any], says: str, settings: Any) -> None:
+        (message,) = findings(settings, ratelimit(**{"key": "ip", "rate": "1/m", "group": "g", **given})(ok))["E025"]
 
-        assert message.startswith("@ratelimit of g: ")
+        assert message.startswith(f"@ratelimit of g: {says}")
 
     def test_a_right_key_is_not_found(self, settings: Any) -> None:
         assert "E025" not in findings(settings, ratelimit(key="ip", rate="1/m", group="g")(ok))
@@ -562,14 +647,38 @@ class TestChecksOfWhatIsLeft:
     def test_w025_the_cache_of_django_ratelimit(self, settings: Any) -> None:
         (message,) = findings(settings, stacked)["W025"]
 
-        assert 'QUOTA["CACHE"]' in message
+        assert message == (
+            "RATELIMIT_USE_CACHE has no effect: django_quota counts. "
+            'Remove it. QUOTA["CACHE"] names the cache alias of the Redis that counts.'
+        )
+
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            ("RATELIMIT_CACHE_PREFIX", 'Remove it. QUOTA["PREFIX"] is the beginning of all keys.'),
+            ("RATELIMIT_HASH_ALGORITHM", "Remove it. Secret values are stored as keyed digests."),
+        ],
+    )
+    def test_w025_a_setting_that_is_not_read(self, name: str, hint: str, settings: Any) -> None:
+        setattr(settings, name, "any")
+
+        assert findings(settings, stacked)["W025"] == [f"{name} has no effect: django_quota counts. {hint}"]
 
     @pytest.mark.usefixtures("left")
     def test_w026_names_each_place(self, settings: Any) -> None:
-        messages = findings(settings, stacked)["W026"]
+        assert findings(settings, stacked)["W026"] == [
+            f"{place} still uses django_ratelimit itself, which counts separately. "
+            "Use django_quota.contrib.django_ratelimit everywhere; it needs no entry in INSTALLED_APPS."
+            for place in ("MIDDLEWARE", "Some module", "INSTALLED_APPS")
+        ]
 
-        assert [message.split()[0] for message in messages] == ["MIDDLEWARE", "Some", "INSTALLED_APPS"]
-        assert all("Use django_quota.contrib.django_ratelimit everywhere" in message for message in messages)
+    @pytest.mark.parametrize("module", ["django_ratelimit.core", "django_ratelimit.decorators"])
+    def test_w026_each_module_that_counts_is_found(
+        self, module: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, module, sys)
+
+        assert [message.split()[:2] for message in findings(settings, stacked)["W026"]] == [["Some", "module"]]
 
     @pytest.mark.usefixtures("left")
     def test_a_site_without_our_decorator_has_no_findings(self, settings: Any) -> None:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.test import RequestFactory
 from opentelemetry.metrics import _internal as metrics_api
 from opentelemetry.metrics import get_meter_provider, set_meter_provider
@@ -18,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from django_quota import Rule, acheck, check, check_all, peek, refund, slot
+from django_quota import Rule, __version__, acheck, check, check_all, peek, refund, slot
 from django_quota.adapters import decide
 from django_quota.contrib.opentelemetry import BUCKETS, instrument, uninstrument
 from django_quota.engine.system_operations import FIELDS
@@ -56,10 +57,13 @@ class Meters:
         return (point for metric in self.metrics() if metric.name == name for point in metric.data.data_points)
 
     def metrics(self) -> Iterator[Any]:
+        for scope in self.scopes():
+            yield from scope.metrics
+
+    def scopes(self) -> Iterator[Any]:
         data: Any = self.reader.get_metrics_data()
         for resource in [] if data is None else data.resource_metrics:
-            for scope in resource.scope_metrics:
-                yield from scope.metrics
+            yield from resource.scope_metrics
 
     @property
     def checks(self) -> dict[tuple[str, str], int]:
@@ -132,6 +136,12 @@ def test_each_instrument_has_its_unit_and_says_what_it_counts(meters: Meters) ->
         ),
         "quota.check.duration": ("s", "How long decisions took, each under the rule that binds."),
     }
+
+
+def test_the_instruments_are_those_of_this_version_of_the_package(meters: Meters) -> None:
+    check("9/m", "user:1")
+
+    assert [(each.scope.name, each.scope.version) for each in meters.scopes()] == [("django_quota", __version__)]
 
 
 def test_a_second_call_of_instrument_replaces_the_first(meters: Meters) -> None:
@@ -208,8 +218,10 @@ def no_provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_meter_provider_that_fails_does_not_stop_the_site(settings: Any, monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(f"{APP}.get_meter", lambda *_: 1 / 0)
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, APP]
-    assert "not recorded for OpenTelemetry" in caplog.text
     assert check("5/m", "user:1")
+    (record,) = [each for each in caplog.records if each.name == "django_quota.metrics"]
+    assert (record.levelname, record.exc_info[0]) == ("ERROR", ZeroDivisionError)
+    assert record.getMessage() == "The decisions are not recorded for OpenTelemetry: its meter provider failed"
 
 
 @pytest.mark.usefixtures("no_provider")
@@ -223,6 +235,13 @@ class TestTheApp:
         set_meter_provider(later.provider)
         yield later
         later.provider.shutdown()
+
+    def test_has_a_name_and_a_label_of_its_own(self, settings: Any) -> None:
+        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, APP]
+
+        found = apps.get_app_config("quota_opentelemetry")
+
+        assert (found.name, found.verbose_name) == (APP, "django_quota for OpenTelemetry")
 
     def test_counts_for_a_provider_that_is_set_later(self, later: Meters) -> None:
         check("9/m", "user:1", name="search")

@@ -5,29 +5,35 @@ import json
 import re
 import signal
 import socket
+import threading
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
-from django.contrib.auth.models import User
+from django.apps import apps
+from django.contrib.auth.models import Permission, User
 from django.core.exceptions import PermissionDenied
 from django.core.management import CommandError, call_command
 from django.test import Client, RequestFactory
 from django.urls import path
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_quota import Rule, check, slot
 from django_quota.conf import current
 from django_quota.contrib.opentelemetry import instrument, uninstrument
+from django_quota.contrib.prometheus import collector
 from django_quota.contrib.prometheus.collector import QuotaCollector
 from django_quota.contrib.prometheus.management.commands import quota_metrics
-from django_quota.contrib.prometheus.views import metrics
+from django_quota.contrib.prometheus.views import metrics, registry
 from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
 from django_quota.exceptions import StoreUnavailable
@@ -135,6 +141,22 @@ class TestCollector:
 
         assert labels in [sample.labels for sample in found if sample.name == metric]
 
+    def test_each_metric_has_its_type_and_says_what_it_is(self) -> None:
+        described = {each.name: (each.type, each.documentation) for each in QuotaCollector().collect()}
+
+        assert described == {
+            "quota_store_up": ("gauge", "1 if the store answers, 0 if not."),
+            "quota_checks": ("counter", "Checks by rule and outcome."),
+            "quota_prefetched": (
+                "counter",
+                "Allowed checks that asked no store, since a process had taken units ahead.",
+            ),
+            "quota_outages": ("counter", "Outages of the store, each as often as workers saw it."),
+            "quota_bans": ("gauge", "Bans that are in force."),
+            "quota_leases_in_use": ("gauge", "Slots in use, of the slots used recently."),
+            "quota_leases_limit": ("gauge", "Slots available, of the slots used recently."),
+        }
+
     def test_it_has_no_bans_before_the_first(self) -> None:
         assert samples()["quota_bans",] == 0
 
@@ -209,18 +231,92 @@ def test_what_the_command_prints_ends_with_one_newline() -> None:
 
 @pytest.mark.parametrize("given", ["9105", "127.0.0.1:65536", "127.0.0.1:0", "127.0.0.1:http", "127.0.0.1:"])
 def test_a_wrong_address_for_the_command_is_a_clear_error(given: str) -> None:
-    with pytest.raises(CommandError, match="is not an address with a port"):
+    with pytest.raises(CommandError) as raised:
         call_command("quota_metrics", serve=given)
 
+    assert str(raised.value) == (f"{given!r} is not an address with a port. Use, for example, --serve 127.0.0.1:9105.")
 
-def test_an_ipv6_address_is_written_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Mock(side_effect=OSError(errno.EADDRINUSE, "Address already in use"))
-    monkeypatch.setattr(f"{quota_metrics.__name__}.start_http_server", server)
 
-    with pytest.raises(CommandError, match=re.escape("Cannot listen on [::1]:9105: Address already in use.")):
-        call_command("quota_metrics", serve="[::1]:9105")
+class TestTheServer:
+    """What `quota_metrics --serve` starts, and that it is asked to stop at once."""
 
-    assert server.call_args.args[:2] == (9105, "::1")
+    @pytest.fixture
+    def started(self, monkeypatch: pytest.MonkeyPatch) -> Mock:
+        """Stands for the function that starts it; `started.server` and `started.thread` are what that returns."""
+
+        @contextmanager
+        def stopping_at_once() -> Iterator[threading.Event]:
+            (stop := threading.Event()).set()
+            yield stop
+
+        parts = Mock()
+        started = Mock(return_value=(parts.server, parts.thread), parts=parts)
+        monkeypatch.setattr(quota_metrics, "start_http_server", started)
+        monkeypatch.setattr(quota_metrics, "stopping", stopping_at_once)
+        return started
+
+    @pytest.mark.parametrize(
+        ("words", "address"),
+        [
+            pytest.param(["--serve"], (9105, "127.0.0.1"), id="by default"),
+            pytest.param(["--serve", "192.0.2.1:1"], (1, "192.0.2.1"), id="the lowest port"),
+            pytest.param(["--serve", "192.0.2.1:65535"], (65_535, "192.0.2.1"), id="the highest port"),
+            pytest.param(["--serve", "[::1]:9105"], (9105, "::1"), id="an IPv6 address in brackets"),
+        ],
+    )
+    def test_listens_at_the_address(self, words: list[str], address: tuple[int, str], started: Mock) -> None:
+        call_command("quota_metrics", *words, stdout=StringIO())
+
+        started.assert_called_once_with(*address, registry)
+
+    def test_is_announced_with_its_address(self, started: Mock) -> None:
+        call_command("quota_metrics", serve="[::1]:9105", stdout=(said := StringIO()))
+
+        assert said.getvalue() == "Serving the metrics at http://[::1]:9105/metrics. Stop with Ctrl-C.\n"
+
+    def test_is_announced_at_once(self, started: Mock) -> None:
+        class Out(StringIO):
+            read_so_far = ""
+
+            def flush(self) -> None:
+                self.read_so_far = self.getvalue()
+
+        call_command("quota_metrics", serve="[::1]:9105", stdout=(out := Out()))
+
+        assert out.read_so_far.startswith("Serving the metrics at ")
+
+    def test_ends_with_its_thread(self, started: Mock) -> None:
+        call_command("quota_metrics", serve="[::1]:9105", stdout=StringIO())
+
+        assert started.parts.mock_calls == [call.server.shutdown(), call.server.server_close(), call.thread.join()]
+
+    @pytest.mark.parametrize(
+        ("error", "says"),
+        [
+            pytest.param(OSError(errno.EADDRINUSE, "Address already in use"), "Address already in use", id="a number"),
+            pytest.param(OSError("no such host"), "no such host", id="words alone"),
+        ],
+    )
+    def test_that_cannot_listen_says_why(self, error: OSError, says: str, started: Mock) -> None:
+        started.side_effect = error
+
+        with pytest.raises(CommandError) as raised:
+            call_command("quota_metrics", serve="[::1]:9105")
+
+        assert str(raised.value) == f"Cannot listen on [::1]:9105: {says}."
+
+
+def test_the_command_does_not_look_into_the_memory_of_another_process(settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory"}
+
+    with pytest.raises(CommandError, match="other processes cannot see"):
+        call_command("quota_metrics")
+
+
+def test_the_app_has_a_name_and_a_label_of_its_own() -> None:
+    found = apps.get_app_config("quota_prometheus")
+
+    assert (found.name, found.verbose_name) == ("django_quota.contrib.prometheus", "django_quota for Prometheus")
 
 
 def test_an_address_that_is_taken_is_a_clear_error() -> None:
@@ -234,9 +330,18 @@ def test_an_address_that_is_taken_is_a_clear_error() -> None:
 def test_without_redis_the_log_says_that_metrics_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     samples()
 
-    assert ("WARNING", "The store did not answer, so its metrics are left out") in [
-        (record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records
+    assert ("django_quota.metrics", "WARNING", "The store did not answer, so its metrics are left out") in [
+        (record.name, record.levelname, record.getMessage().partition(": The quota store is unavailable: ")[0])
+        for record in caplog.records
     ]
+
+
+def test_a_collector_is_registered_without_a_look_at_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "running_totals", asked := Mock())
+
+    CollectorRegistry(auto_describe=True).register(QuotaCollector())
+
+    asked.assert_not_called()
 
 
 def test_without_redis_all_but_the_state_of_the_store_is_left_out() -> None:
@@ -270,10 +375,39 @@ class TestView:
 
         assert client.get("/metrics/").status_code == 403
 
-    def test_a_user_with_the_permission_is_answered(self, client: Client) -> None:
-        client.force_login(User.objects.create_superuser("root"))
+    @pytest.mark.parametrize(
+        ("permission", "status"),
+        [
+            pytest.param("view_overview", 200, id="of the overview"),
+            pytest.param("view_dailycounter", 403, id="of another page"),
+        ],
+    )
+    def test_a_user_with_the_permission_is_answered(self, permission: str, status: int, client: Client) -> None:
+        ann = User.objects.create_user("ann")
+        ann.user_permissions.add(Permission.objects.get(codename=permission))
+        client.force_login(ann)
 
-        assert client.get("/metrics/").status_code == 200
+        assert client.get("/metrics/").status_code == status
+
+    def test_a_request_of_a_site_without_users_is_refused(self, rf: RequestFactory) -> None:
+        with pytest.raises(PermissionDenied):
+            metrics(rf.get("/metrics/"))
+
+    @pytest.mark.parametrize(
+        ("accept", "content_type"),
+        [
+            pytest.param({}, "text/plain; version=", id="by default"),
+            pytest.param(
+                {"Accept": "application/openmetrics-text"}, "application/openmetrics-text; ", id="OpenMetrics"
+            ),
+        ],
+    )
+    def test_the_format_is_what_the_client_accepts(
+        self, accept: dict[str, str], content_type: str, client: Client
+    ) -> None:
+        reply = client.get("/metrics/", headers={"Authorization": f"Bearer {TOKEN}", **accept})
+
+        assert reply["Content-Type"].startswith(content_type)
 
     def test_a_user_who_is_not_active_is_refused(self, rf: RequestFactory) -> None:
         request = rf.get("/metrics/")

@@ -15,6 +15,7 @@ from django.test import Client, RequestFactory
 from django.urls import ResolverMatch, include, path
 from django.utils.module_loading import import_string
 from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.utils import OpenApiResponse, extend_schema
 from ninja.testing import TestClient
 from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
@@ -636,16 +637,17 @@ class TestTheFrameworksThrottles:
         assert len(subjects) == 2
         assert all(len(subject) < 50 and "secret" not in subject for subject in subjects)
 
-    def test_parse_rate_of_a_subclass_is_obeyed(self) -> None:
+    @pytest.mark.parametrize(("seconds", "window"), [(30, 30), (30.2, 31), (60, 60)])
+    def test_parse_rate_of_a_subclass_is_obeyed(self, seconds: float, window: int) -> None:
         half_minutes = type(
             "HalfMinutes",
             (UserRateThrottle,),
-            {"rate": "any", "scope": "half", "parse_rate": lambda self, rate: (1, 30)},
+            {"rate": "any", "scope": "half", "parse_rate": lambda self, rate: (1, seconds)},
         )
 
         (reply,) = called(view_of(half_minutes))
 
-        assert reply.headers["RateLimit-Policy"] == '"half";q=1;w=30'
+        assert reply.headers["RateLimit-Policy"] == f'"half";q=1;w={window}'
 
     @pytest.mark.parametrize("rate", ["10/m", "10/min", "10/month"])
     def test_a_rate_is_read_as_the_framework_reads_it(self, rate: str) -> None:
@@ -743,6 +745,17 @@ class TestAnswers:
         monkeypatch.setattr(APIView, "get_exception_handler", lambda self: handler)
         *_, refused = [ask("search", "1") for _ in range(3)]
         assert (refused.status_code, refused.json()) == (429, {"error": "slow down"})
+
+    @pytest.mark.usefixtures("with_middleware")
+    def test_a_refusal_whose_handler_says_how_it_is_cached_keeps_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def handler(error: Any, context: Any) -> Any:
+            return Response({}, status=error.status_code, headers={"Cache-Control": "private"})
+
+        monkeypatch.setattr(APIView, "get_exception_handler", lambda self: handler)
+
+        *_, refused = [ask("search", "1") for _ in range(3)]
+
+        assert (refused.status_code, refused.headers["Cache-Control"]) == (429, "private")
 
     def test_an_override_of_throttled_may_raise_what_it_likes(self) -> None:
         def throttled(self: Any, request: Any, wait: float | None) -> None:
@@ -962,6 +975,15 @@ ASKING: Any = type("Asking", (Limited,), OWN)
 BY_SESSION: Any = type("BySession", (Unthrottled,), {"authentication_classes": (SessionAuthentication,)})
 
 
+ASKING_EARLY = (
+    f"{__name__}.Asking has its own initial(), so rule 'each' is decided before the framework has found the user."
+)
+BELIEVING = (
+    "A throttle of Django REST framework believes X-Forwarded-For, so a client escapes its limits by sending another "
+    "address with each request."
+)
+
+
 class TestChecks:
     @pytest.mark.parametrize(
         ("view", "options", "expected"),
@@ -1000,7 +1022,8 @@ class TestChecks:
         found = findings(settings, wrong, view_of(QuotaThrottle, throttle_scope="scop"), function, action)
         assert ids(found) == ["E016"]
         assert [re.findall(r"'(\w+)'", each.msg)[0] for each in found] == ["serch", "scop", "fone", "adress"]
-        with pytest.raises(RuleError, match=r"View: There is no rule 'serch' in .* Did you mean 'search'"):
+        place = r"quota_rules of tests\.contrib\.test_rest_framework\.View"
+        with pytest.raises(RuleError, match=rf"^{place}: There is no rule 'serch' in .* Did you mean 'search'\?$"):
             called(wrong)
 
     def test_e016_says_what_to_do_about_a_name_of_no_rule(self, settings: Any) -> None:
@@ -1011,20 +1034,54 @@ class TestChecks:
         in_the_settings = 'Add it to QUOTA["RULES"], or to DEFAULT_THROTTLE_RATES in REST_FRAMEWORK.'
         assert hints == ["Did you mean 'search'?", in_the_settings]
 
+    def test_e016_names_the_view(self, settings: Any) -> None:
+        views = [view_of(QuotaThrottle, **{name: "serch"}) for name in ("quota_rules", "throttle_scope")]
+
+        texts = [each.msg for each in findings(settings, *views)]
+
+        assert texts == [
+            f"quota_rules of {__name__}.View: There is no rule 'serch' in QUOTA[\"RULES\"].",
+            f"throttle_scope='serch' of {__name__}.View is not the name of a rule.",
+        ]
+
     @pytest.mark.parametrize(
-        ("view", "code", "words"),
+        ("view", "code", "words", "hint"),
         [
-            (Exports.as_view(quota_slots="3"), "E031", "quota_slots of tests.contrib.test_rest_framework.Exports: at_"),
-            (Exports.as_view(throttle_classes=()), "W036", "has quota_slots, but no throttle that takes them"),
-            (view_of(quota_cost=0), "E034", "whole number from 1 to"),
-            (view_of(quota_cost="5"), "E034", "whole number from 1 to"),
-            (view_of(quota_cost=Rate.max_count + 1), "E034", "whole number from 1 to"),
+            (
+                Exports.as_view(quota_slots="3"),
+                "E031",
+                f"quota_slots of {__name__}.Exports: at_once='3' is not a whole number from 1 to 1,000,000.",
+                "Use, for example, 3.",
+            ),
+            (
+                Exports.as_view(throttle_classes=()),
+                "W036",
+                f"{__name__}.Exports has quota_slots, but no throttle that takes them: nothing is limited.",
+                "Add 'django_quota.contrib.rest_framework.QuotaThrottle' to its throttle_classes.",
+            ),
+            *[
+                (
+                    view_of(quota_cost=cost),
+                    "E034",
+                    f"quota_cost={cost!r} of {__name__}.View is not a whole number from 1 to 1,000,000,000,000.",
+                    "Use, for example, 50.",
+                )
+                for cost in (0, "5", True, Rate.max_count + 1)
+            ],
+            (
+                ASKING.as_view(),
+                "W029",
+                ASKING_EARLY,
+                "Remove initial(), or exclude the view from the rule.",
+            ),
         ],
     )
-    def test_what_a_view_says_wrongly(self, view: Any, code: str, words: str, settings: Any) -> None:
-        found = findings(settings, view)
-        assert ids(found) == [code]
-        assert all(words in each.msg and each.hint for each in found)
+    def test_what_a_view_says_wrongly(self, view: Any, code: str, words: str, hint: str, settings: Any) -> None:
+        each = {"rate": "2/m", "key": "user", "match": "/api/"} if code == "W029" else {"rate": "9/m"}
+
+        found = [each for each in findings(settings, view, each=each) if each.id == f"django_quota.{code}"]
+
+        assert [(each.msg, each.hint) for each in found] == [(words, hint)]
 
     @pytest.mark.parametrize(
         "view",
@@ -1054,8 +1111,8 @@ class TestChecks:
         found = findings(settings, *views_with_odd_rates)
 
         assert ids(found) == ["W018", "W024"]
-        assert {each.hint for each in found if each.id == "django_quota.W018"} == {
-            "Set NUM_PROXIES in REST_FRAMEWORK: the number of your proxies, 0 for none."
+        assert {(each.msg, each.hint) for each in found if each.id == "django_quota.W018"} == {
+            (BELIEVING, "Set NUM_PROXIES in REST_FRAMEWORK: the number of your proxies, 0 for none.")
         }
 
     def test_w024_rates_read_by_one_letter(
@@ -1065,9 +1122,9 @@ class TestChecks:
 
         found = findings(settings, *views_with_odd_rates)
 
-        assert [re.findall(r"reads .* minute", each.msg)[0] for each in found] == [
-            "reads '10/month' as 10 per minute",
-            "reads '5/mo' as 5 per minute",
+        assert [each.msg for each in found] == [
+            f"Monthly of {__name__}.View reads '10/month' as 10 per minute, as Django REST framework does.",
+            f"ScopedRateThrottle of {__name__}.View reads '5/mo' as 5 per minute, as Django REST framework does.",
         ]
         assert [each.hint for each in found] == [
             f"Write '{rate}' if that is meant. Else use a configured rule, in quota_rules." for rate in ("10/m", "5/m")
@@ -1184,6 +1241,22 @@ def test_an_operation_with_a_throttle_of_another_package_has_a_429_too() -> None
     other = type("Other", (BaseThrottle,), {"allow_request": lambda self, request, view: True})
 
     assert "429" in responses_of_schema(type("Both", (Limited,), {"throttle_classes": (other, QuotaThrottle)}))
+
+
+def test_the_429_that_a_view_describes_itself_stays(settings: Any) -> None:
+    settings.REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": f"{AutoSchema.__module__}.AutoSchema"}
+    described = extend_schema(responses={429: OpenApiResponse(description="Slow down.")})
+    view = type("Described", (Search,), {"get": described(lambda self, request: Response())})
+
+    assert responses_of_schema(view)["429"] == {"description": "Slow down."}
+
+
+def test_an_operation_that_is_left_out_of_the_schema_stays_out(settings: Any) -> None:
+    settings.REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": f"{AutoSchema.__module__}.AutoSchema"}
+    hidden = extend_schema(exclude=True)(lambda self, request: Response())
+    view = type("Hidden", (Search,), {"get": hidden, "http_method_names": ["get"]})
+
+    assert paths_of_schema(view) == {}
 
 
 def test_the_429_of_the_schema_has_no_headers_that_the_settings_turn_off(settings: Any) -> None:

@@ -143,8 +143,13 @@ def test_a_later_moment_of_the_task_stays(export: Any) -> None:
 
 def test_without_room_or_a_backend_that_can_defer_nothing_is_enqueued(export: Any) -> None:
     limit = TaskQuota(Rule.make("exports", "10/m", algorithm="leaky_bucket", burst=2))
-    with pytest.raises(ConfigurationError, match=r"'immediate' of task '.*export.*' cannot defer"):
-        limit.enqueue(export.using(backend="immediate"), 7)
+    at_once = export.using(backend="immediate")
+    with pytest.raises(ConfigurationError) as raised:
+        limit.enqueue(at_once, 7)
+    assert str(raised.value) == (
+        f"The backend 'immediate' of task {at_once.name!r} cannot defer tasks (supports_defer is False). "
+        "Use a backend in TASKS that can."
+    )
     assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 6.0]
     for refusing in (limit, TaskQuota("0/m")):
         with pytest.raises(QuotaExceeded):
@@ -213,8 +218,10 @@ class TestWhileRedisDoesNotAnswer:
             TaskQuota(Rule.make("exports", "1/m", on_unavailable="deny")).enqueue(export, 7)
 
     def test_a_rule_that_needs_a_request_is_an_error(self, export: Any) -> None:
-        with pytest.raises(RuleError, match="needs a request"):
+        with pytest.raises(RuleError) as raised:
             TaskQuota(Rule.make("devices", "3/d", distinct=True)).enqueue(export, 7)
+
+        assert str(raised.value) == "Rule 'devices' needs a request, so no task can use it. Use a rule with a rate."
 
 
 @pytest.mark.skipif(tasks is None, reason="Django 6.0 brought django.tasks")
