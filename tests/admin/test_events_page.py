@@ -172,6 +172,27 @@ def test_a_moment_of_the_form_is_local(client: Client, settings: Any, use_tz: bo
 
 
 @pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        pytest.param({"subject": ["user:7"]}, ["Only events of: ann (user:7) . Show all"], id="a user"),
+        pytest.param(
+            {"subject": ["ip:192.0.2.1", "org:7"]}, ["Only events of: ip:192.0.2.1 , org:7 . Show all"], id="two"
+        ),
+        pytest.param({"part": "192.0"}, ["Only events of: 192.0 . Show all"], id="a part"),
+        pytest.param({"rule": "api"}, [], id="all subjects"),
+    ],
+)
+def test_the_page_says_whose_events_it_shows(client: Client, asked: dict[str, Any], words: list[str]) -> None:
+    User.objects.create_user("ann", pk=7)
+
+    page = client.get(PAGE, asked).content.decode()
+
+    lines = re.findall('<p class="quota-key">(.*?)</p>', page, re.DOTALL)
+    assert [" ".join(re.sub("<[^>]*>", " ", line).split()) for line in lines] == words
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_a_filter_has_at_most_320_characters(client: Client) -> None:
     long = "x" * 320
 
