@@ -1,11 +1,13 @@
-"""What is wrong with the markup of our part of a page, and what it says to those who do not see it."""
+"""What is wrong with the markup of our part of a page, and what it has besides words."""
 
 from collections import Counter
 from html.parser import HTMLParser
 
 _VOID = {"input", "br", "link", "meta", "img", "hr"}
 _REFERENCES = ("for", "list", "aria-labelledby", "aria-describedby")
-_HINTS = ("aria-label", "title", "placeholder")
+_HINTS = ("aria-label", "title", "placeholder", "action", "formaction", "datetime")
+_BARS = ("min", "max", "value", "low", "high", "optimum")
+_WARNING = {"errornote", "quota-destructive", "quota-refused", "quota-warning", "quota-answer-no", "quota-answer-yes"}
 
 
 class _Page(HTMLParser):
@@ -38,6 +40,12 @@ class _Page(HTMLParser):
             self._ids.append(given["id"])
         self._references += [each for name in _REFERENCES if name in given for each in given[name].split()]
         self.hints += [f"{name}: {given[name]}" for name in _HINTS if name in given]
+        self.hints += [
+            f"{name}: {value}".strip() for name, value in given.items() if name.startswith("data-") and tag != "td"
+        ]
+        self.hints += [f"{tag}.{each}" for each in given.get("class", "").split() if each in _WARNING]
+        if tag in ("meter", "progress"):
+            self.hints.append(f"{tag}: " + " ".join(given.get(name, "-") for name in _BARS))
         self._read_form(tag, given)
         self._read_table(tag, given)
 
@@ -85,5 +93,5 @@ def faults_of(html: str) -> list[str]:
 
 
 def hints_of(html: str) -> list[str]:
-    """Return the labels, titles and placeholders of the elements."""
+    """Return the labels, titles and moments of the elements, where forms lead, how long bars are, and what warns."""
     return _Page(html).hints

@@ -1445,25 +1445,41 @@ def busy(client: Client) -> None:
 
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize(
-    ("url", "hints"),
+    ("url", "form", "hints"),
     [
         pytest.param(
-            "overview/",
+            "overview/?rule=c",
+            {},
             [
+                "data-refresh-interval: 5",
+                "data-content-url: /admin/django_quota/overview/content/?rule=c",
+                "data-without-script:",
+                "data-pause:",
+                "data-state:",
+                "data-live: Live",
+                "data-paused: Paused",
+                "data-away: No answer; trying again",
+                "data-out: You are signed out, or may no longer see this page: reload it.",
+                "action: /admin/django_quota/overview/",
                 "aria-label: Kind",
                 "aria-label: rule",
                 "placeholder: rule",
                 "aria-label: subject",
                 "placeholder: subject",
+                "datetime: 2025-11-21T04:40:00+00:00",
+                "strong.quota-refused",
                 "aria-label: Last 60 minutes: 1 allowed, 2 refused; at most 3 in a minute",
                 "title: A shadow rule would have refused these. They were allowed.",
                 "aria-label: Last 60 minutes: 1 allowed, 2 refused; at most 3 in a minute",
+                "meter: 0 2 1 0.5 1 0",
             ],
-            id="overview/",
+            id="overview/?rule=c",
         ),
         pytest.param(
             "overview/events/",
+            {},
             [
+                "action: /admin/django_quota/overview/events/",
                 "aria-label: Find a user, an address or a subject",
                 "placeholder: user, address or subject",
                 "aria-label: Kind",
@@ -1471,33 +1487,140 @@ def busy(client: Client) -> None:
                 "placeholder: rule",
                 "aria-label: path",
                 "placeholder: path",
+                "datetime: 2025-11-21T04:40:00+00:00",
+                "datetime: 2025-11-21T04:40:00+00:00",
             ],
             id="overview/events/",
         ),
         pytest.param(
             "ban/",
+            {},
             [
+                "action: /admin/django_quota/ban/",
                 "aria-label: Rule",
+                "action: /admin/django_quota/ban/lift/",
                 "aria-label: Select user:7, login",
+                "datetime: 2025-11-01T00:00:00+00:00",
+                "datetime: 2025-11-21T04:40:00+00:00",
+                "datetime: 2025-11-21T04:50:00+00:00",
+                "datetime: 2025-11-01T00:00:00+00:00",
             ],
             id="ban/",
         ),
-        pytest.param("ban/set/", [], id="ban/set/"),
-        pytest.param("subject/", [], id="subject/"),
+        pytest.param(
+            "ban/?subject=ip:nowhere",
+            {},
+            [
+                "p.errornote",
+                "action: /admin/django_quota/ban/",
+                "aria-label: Rule",
+                "action: /admin/django_quota/ban/lift/",
+                "aria-label: Select user:7, login",
+                "datetime: 2025-11-01T00:00:00+00:00",
+                "datetime: 2025-11-21T04:40:00+00:00",
+                "datetime: 2025-11-21T04:50:00+00:00",
+                "datetime: 2025-11-01T00:00:00+00:00",
+            ],
+            id="ban/?subject=ip:nowhere",
+        ),
+        pytest.param("ban/set/", {}, ["p.quota-warning", "button.quota-destructive"], id="ban/set/"),
+        pytest.param(
+            "ban/set/",
+            {"subject": "ip:127.0.0.1", "rule": "login", "span": "7d", "reason": ""},
+            ["p.quota-warning", "p.errornote", "button.quota-destructive"],
+            id="ban/set/ with subject=ip:127.0.0.1, rule=login, span=7d, rea",
+        ),
+        pytest.param(
+            "ban/set/",
+            {"subject": "ip:127.0.0.1", "rule": "login", "span": "7d", "reason": "spam"},
+            ["p.quota-warning", "div.errornote", "button.quota-destructive"],
+            id="ban/set/ with subject=ip:127.0.0.1, rule=login, span=7d, rea",
+        ),
+        pytest.param("ban/lift/", {"all": "1"}, ["p.quota-warning"], id="ban/lift/ with all=1"),
+        pytest.param(
+            "subject/",
+            {},
+            ["action: /admin/django_quota/subject/", "datetime: 2025-11-21T04:40:00+00:00"],
+            id="subject/",
+        ),
+        pytest.param(
+            "subject/",
+            {"find": "ip:nowhere"},
+            ["p.errornote", "action: /admin/django_quota/subject/"],
+            id="subject/ with find=ip:nowhere",
+        ),
         pytest.param(
             "subject/?subject=user:7",
+            {},
             [
+                "action: /admin/django_quota/subject/",
+                "section.quota-answer-no",
+                "formaction: /admin/django_quota/subject/action/lift/",
+                "formaction: /admin/django_quota/subject/action/lift/",
+                "formaction: /admin/django_quota/subject/action/raise/",
+                "formaction: /admin/django_quota/subject/action/exempt/",
+                "formaction: /admin/django_quota/subject/action/reset/",
+                "formaction: /admin/django_quota/subject/action/block/",
+                "button.quota-destructive",
+                "datetime: 2025-11-21T04:50:00+00:00",
+                "formaction: /admin/django_quota/subject/action/lift/",
                 "aria-label: login",
                 "aria-label: used",
+                "meter: 0 9 0 7 8 0",
+                "formaction: /admin/django_quota/subject/action/raise/",
+                "formaction: /admin/django_quota/subject/action/exempt/",
+                "formaction: /admin/django_quota/subject/action/reset/",
+                "formaction: /admin/django_quota/subject/action/block/",
+                "button.quota-destructive",
+                "datetime: 2025-11-21T04:40:00+00:00",
+                "datetime: 2025-11-21T04:50:00+00:00",
+                "datetime: 2025-11-21T04:40:00+00:00",
+                "datetime: 2025-11-21T04:41:00+00:00",
+                "datetime: 2025-11-01T00:00:00+00:00",
+                "formaction: /admin/django_quota/subject/action/clear/",
+                "datetime: 2025-11-21",
+                "datetime: 2025-11-21",
+                "datetime: 2025-11-20",
             ],
             id="subject/?subject=user:7",
         ),
         pytest.param(
-            "subject/action/block/?subject=user:7&on=login", [], id="subject/action/block/?subject=user:7&on=login"
+            "subject/action/block/?subject=user:7&on=login",
+            {},
+            ["p.quota-warning", "action: /admin/django_quota/subject/action/block/", "button.quota-destructive"],
+            id="subject/action/block/?subject=user:7&on=login",
+        ),
+        pytest.param(
+            "subject/action/exempt/?subject=user:7&on=login",
+            {},
+            ["p.quota-warning", "action: /admin/django_quota/subject/action/exempt/"],
+            id="subject/action/exempt/?subject=user:7&on=login",
+        ),
+        pytest.param(
+            "subject/action/block/",
+            {"subject": "user:7", "on": "*", "confirmed": "yes", "reason": ""},
+            [
+                "p.quota-warning",
+                "action: /admin/django_quota/subject/action/block/",
+                "p.errornote",
+                "button.quota-destructive",
+            ],
+            id="subject/action/block/ with subject=user:7, on=*, confirmed=y",
+        ),
+        pytest.param(
+            "dailycounter/usage/", {}, ["action: /admin/django_quota/dailycounter/usage/"], id="dailycounter/usage/"
+        ),
+        pytest.param(
+            "dailycounter/usage/",
+            {"find": "ip:nowhere"},
+            ["p.errornote", "action: /admin/django_quota/dailycounter/usage/"],
+            id="dailycounter/usage/ with find=ip:nowhere",
         ),
         pytest.param(
             "dailycounter/usage/?subject=user:7",
+            {},
             [
+                "action: /admin/django_quota/dailycounter/usage/",
                 "aria-label: Years",
                 "aria-label: Heat map",
                 "aria-label: Checks a day",
@@ -1509,6 +1632,7 @@ def busy(client: Client) -> None:
         ),
         pytest.param(
             "quotaoverride/rule/?name=trial",
+            {},
             [
                 "aria-label: For everybody",
                 "title: A shadow rule would have refused these. They were allowed.",
@@ -1516,11 +1640,34 @@ def busy(client: Client) -> None:
             ],
             id="quotaoverride/rule/?name=trial",
         ),
-        pytest.param("knownrule/", [], id="knownrule/"),
+        pytest.param(
+            "quotaoverride/rule/?name=login", {}, ["aria-label: For everybody"], id="quotaoverride/rule/?name=login"
+        ),
+        pytest.param("knownrule/", {}, [], id="knownrule/"),
+        pytest.param(
+            "quotaoverride/preview/",
+            {"subject": "user:7", "rule": "login", "mode": "exempt"},
+            [],
+            id="quotaoverride/preview/ with subject=user:7, rule=login, mode",
+        ),
+        pytest.param(
+            "quotaoverride/preview/",
+            {"subject": "nobody", "rule": "login", "mode": "exempt", "starts_0": "2099-01-02", "starts_1": "10:00"},
+            ["datetime: 2099-01-02T10:00:00+00:00", "p.quota-warning"],
+            id="quotaoverride/preview/ with subject=nobody, rule=login, mode",
+        ),
+        pytest.param(
+            "quotaoverride/",
+            {"action": "block_selected", "_selected_action": "71"},
+            ["p.quota-warning"],
+            id="quotaoverride/ with action=block_selected, _selected_action=",
+        ),
     ],
 )
-def test_the_parts_of_a_page_have_names(client: Client, url: str, hints: list[str]) -> None:
-    assert hints_of(html_of(client, url)) == hints
+def test_the_parts_of_a_page_have_names_and_addresses(
+    client: Client, url: str, form: dict[str, str], hints: list[str]
+) -> None:
+    assert hints_of(html_of(client, url, **form)) == hints
 
 
 # --- the markup -------------------------------------------------------------------------------------------------------
