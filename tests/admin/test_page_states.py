@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, date, datetime, timedelta
+from html import unescape
 from typing import Any
 from urllib.parse import quote
 
@@ -1668,6 +1669,138 @@ def test_the_parts_of_a_page_have_names_and_addresses(
     client: Client, url: str, form: dict[str, str], hints: list[str]
 ) -> None:
     assert hints_of(html_of(client, url, **form)) == hints
+
+
+# --- around the content -----------------------------------------------------------------------------------------------
+
+
+def head_of(html: str) -> list[str]:
+    """Return the title of a page, its path with links, and the name of what it shows."""
+    path_of_page = html.partition('<div class="breadcrumbs">')[2].partition("</div>")[0]
+    with_links = re.sub(r'<a href="/admin/(?:django_quota/)?([^"]*)">(.*?)</a>', r"\2 [\1]", path_of_page)
+    name = html.partition('<h2 class="quota-subject">')[2].partition("</h2>")[0]
+    parts = [html.partition("<title>")[2].partition("</title>")[0], with_links, name]
+    arrow = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
+    return [" ".join(unescape(part).replace(arrow, ">").split()) for part in parts]
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize(
+    ("url", "form", "head"),
+    [
+        pytest.param(
+            "overview/", {}, ["Overview | Django site admin", "Home [] > Quotas [] > Overview", ""], id="overview/"
+        ),
+        pytest.param(
+            "overview/events/",
+            {},
+            ["Events | Django site admin", "Home [] > Quotas [] > Overview [overview/] > Events", ""],
+            id="overview/events/",
+        ),
+        pytest.param("ban/", {}, ["Bans | Django site admin", "Home [] > Quotas [] > Bans", ""], id="ban/"),
+        pytest.param(
+            "ban/set/", {}, ["Ban | Django site admin", "Home [] > Quotas [] > Bans [ban/] > Ban", ""], id="ban/set/"
+        ),
+        pytest.param(
+            "ban/lift/",
+            {"all": "1"},
+            ["Lift ban | Are you sure? | Django site admin", "Home [] > Quotas [] > Bans [ban/] > Lift ban", ""],
+            id="ban/lift/ with all=1",
+        ),
+        pytest.param(
+            "knownrule/", {}, ["Rules | Django site admin", "Home [] > Quotas [] > Rules", ""], id="knownrule/"
+        ),
+        pytest.param(
+            "subject/", {}, ["Find a subject | Django site admin", "Home [] > Quotas [] > Subjects", ""], id="subject/"
+        ),
+        pytest.param(
+            "subject/",
+            {"find": "ip:nowhere"},
+            ["Find a subject | Django site admin", "Home [] > Quotas [] > Subjects", ""],
+            id="subject/ with find=ip:nowhere",
+        ),
+        pytest.param(
+            "subject/?subject=user:7",
+            {},
+            [
+                "ann (user:7) | Subject | Django site admin",
+                "Home [] > Quotas [] > Subjects [subject/] > ann (user:7)",
+                "ann (user:7)",
+            ],
+            id="subject/?subject=user:7",
+        ),
+        pytest.param(
+            "subject/action/block/?subject=user:7&on=login",
+            {},
+            [
+                "ann (user:7) | Block | Django site admin",
+                "Home [] > Quotas [] > Subjects [subject/] > ann (user:7)",
+                "",
+            ],
+            id="subject/action/block/?subject=user:7&on=login",
+        ),
+        pytest.param(
+            "dailycounter/usage/",
+            {},
+            ["Usage | Django site admin", "Home [] > Quotas [] > Daily counters", ""],
+            id="dailycounter/usage/",
+        ),
+        pytest.param(
+            "dailycounter/usage/?subject=user:7",
+            {},
+            [
+                "Usage of ann (user:7) | Django site admin",
+                "Home [] > Quotas [] > Daily counters [dailycounter/] > Usage",
+                "",
+            ],
+            id="dailycounter/usage/?subject=user:7",
+        ),
+        pytest.param(
+            "quotaoverride/rule/?name=trial",
+            {},
+            ["trial | Rule | Django site admin", "Home [] > Quotas [] > Overrides [quotaoverride/] > trial", "trial"],
+            id="quotaoverride/rule/?name=trial",
+        ),
+        pytest.param(
+            "quotaoverride/",
+            {"action": "block_selected", "_selected_action": "71"},
+            [
+                "Are you sure? | Django site admin",
+                "Home [] > Quotas [] > Overrides [quotaoverride/] > Are you sure?",
+                "",
+            ],
+            id="quotaoverride/ with action=block_selected, _selected_action=",
+        ),
+    ],
+)
+def test_a_page_says_where_it_is(client: Client, url: str, form: dict[str, str], head: list[str]) -> None:
+    User.objects.create_user("ann", pk=7)
+
+    assert head_of(html_of(client, url, **form)) == head
+
+
+@pytest.mark.parametrize(
+    ("url", "files"),
+    [
+        ("overview/", ["overview.css", "overview.js"]),
+        ("overview/events/", ["overview.css"]),
+        ("ban/", ["subject.css"]),
+        ("ban/set/", ["subject.css"]),
+        ("knownrule/", ["subject.css"]),
+        ("subject/", ["subject.css"]),
+        ("subject/?subject=user:7", ["subject.css"]),
+        ("subject/action/block/?subject=user:7", ["subject.css"]),
+        ("quotaoverride/rule/?name=api", ["subject.css", "overview.css"]),
+        ("quotaoverride/", ["subject.css", "lists.css", "override.js"]),
+        ("quotaoverride/add/", ["subject.css", "lists.css", "override.js"]),
+        ("dailycounter/", ["lists.css"]),
+        ("dailycounter/usage/?subject=user:7", ["subject.css", "usage.css"]),
+    ],
+)
+def test_a_page_has_its_styles_and_scripts(client: Client, url: str, files: list[str]) -> None:
+    found = re.findall(r'(?:src|href)="[^"]*django_quota/(\w+\.(?:css|js))"', html_of(client, url))
+
+    assert sorted(found) == sorted(files)
 
 
 # --- the markup -------------------------------------------------------------------------------------------------------
