@@ -353,6 +353,26 @@ def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.Monk
     assert "The list ends after 10 rows." in page.content.decode()
 
 
+def test_a_page_has_a_hundred_rows(client: Client) -> None:
+    DailyCounter.objects.bulk_create(DailyCounter(subject=f"user:{each}", rule="a", day=DAY) for each in range(101))
+
+    assert len(listed(client, "?all=1")) == 100
+
+
+def test_the_list_counts_no_rows_for_its_filters(client: Client) -> None:
+    assert not client.get(f"{LIST}?_facets=True").context["cl"].add_facets
+
+
+def test_the_list_says_what_its_search_and_its_filters_take(client: Client) -> None:
+    row("user:1")
+
+    page = client.get(LIST).context["cl"]
+
+    words = "The beginning of a subject, such as user:42; a user's name or e-mail address; or a rule."
+    assert page.search_help_text == words
+    assert [spec.title for spec in page.filter_specs] == ["rule", "kind of subject"]
+
+
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 

@@ -211,6 +211,16 @@ class TestList:
         (offered,) = [spec.choices(page) for spec in page.filter_specs if spec.title == title]
         assert [choice["display"] for choice in offered] == choices
 
+    def test_it_says_what_its_search_and_its_filters_take(self) -> None:
+        row(label="crawlers")
+
+        page = superuser().get(f"{LIST}?_facets=True").context["cl"]
+
+        words = "The beginning of a subject or a rule (* for everybody), or a part of a reason."
+        assert page.search_help_text == words
+        assert [spec.title for spec in page.filter_specs] == ["mode", "state", "rule", "label"]
+        assert not page.add_facets
+
     def test_it_can_be_sorted_by_subject_and_end(self) -> None:
         page = superuser().get(LIST).context["cl"]
 

@@ -232,6 +232,7 @@ class TestOnRedis:
             pytest.param({"kind": "typo"}, ["near", "near", "refused", "refused"], id="an unknown kind"),
             pytest.param({"rule": "sear", "subject": "user:"}, ["near"], id="the beginning of a rule's name"),
             pytest.param({"subject": "203"}, ["refused", "refused"], id="a part of a subject"),
+            pytest.param({"kind": " near ", "rule": " sear ", "subject": " user: "}, ["near"], id="between spaces"),
         ],
     )
     def test_events_can_be_filtered(self, client: Client, wanted: dict[str, str], kinds: list[str]) -> None:

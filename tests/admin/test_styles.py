@@ -1,4 +1,4 @@
-"""The classes of the pages and of the style sheets are the same."""
+"""The classes of the pages and of the style sheets are the same, and scripts find the elements that they change."""
 
 import re
 from pathlib import Path
@@ -55,3 +55,16 @@ def test_each_style_is_that_of_an_element() -> None:
     of_variables = {"quota-kind-banned", *(f"shade-{number}" for number in range(5))}
 
     assert classes_of_styles(STYLES) - named - of_variables - OF_LISTS == set()
+
+
+def test_each_element_that_a_script_looks_for_is_in_a_template() -> None:
+    scripts = "".join(each.read_text() for each in STYLES.glob("*.js"))
+    templates = "".join(each.read_text() for each in TEMPLATES.rglob("*.html"))
+
+    ids = re.findall(r'getElementById\("([\w-]+)"\)', scripts)
+    attributes = re.findall(r'querySelector\("\[([\w-]+)\]"\)', scripts)
+    classes = re.findall(r'querySelector\("[^"]*\.(quota-[\w-]+)"\)', scripts)
+    assert (len(ids), len(attributes), len(classes)) == (2, 3, 2)
+    assert [each for each in ids if f'id="{each}"' not in templates] == []
+    assert [each for each in attributes if not re.search(rf"\s{each}[\s>]", templates)] == []
+    assert [each for each in classes if not re.search(rf'class="{each}[" ]', templates)] == []
