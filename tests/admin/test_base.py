@@ -104,7 +104,7 @@ OF_ANN = "django_quota/{}?subject=user%3A7"
 @pytest.mark.usefixtures("three_sites")
 def test_the_links_of_a_user_stay_on_the_site(site: str, links: list[tuple[str, str]]) -> None:
     request = request_of(User(is_active=True, is_superuser=True))
-    request.current_app = site  # type: ignore[attr-defined]  # as Django's admin does
+    request.current_app = site  # as Django's admin does
 
     assert links_of(request, User(pk=7)) == links
 

@@ -19,7 +19,6 @@ from django.utils import timezone
 
 from django_quota import ban, check, counter, peek, raise_limit, slot
 from django_quota.adapters import digest
-from django_quota.admin import subject_actions
 from django_quota.admin.subject_actions import BlockForm
 from django_quota.admin.wording import local_moment
 from django_quota.core.clock import DAY
@@ -1121,7 +1120,7 @@ class TestActions:
 
     @pytest.mark.parametrize(("seconds", "is_right"), [(0, False), (60, True)], ids=["now", "a minute later"])
     def test_an_end_is_in_the_future(self, seconds: int, is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(subject_actions.timezone, "now", lambda: datetime(2030, 5, 1, 18, tzinfo=UTC))
+        monkeypatch.setattr("django.utils.timezone.now", lambda: datetime(2030, 5, 1, 18, tzinfo=UTC))
         until = datetime(2030, 5, 1, 18, tzinfo=UTC) + timedelta(seconds=seconds)
 
         form = BlockForm({"span": "", "until": f"{until:%Y-%m-%dT%H:%M}", "reason": "spam"})
