@@ -96,7 +96,7 @@ class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class t
     def show(self, request: HttpRequest, template: str, title: Any, /, **context: Any) -> TemplateResponse:
         """Return a page in the admin's look."""
         request.current_app = self.admin_site.name
-        given = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, "title": title}
+        given = {**self.admin_site.each_context(request), "opts": self.opts, "title": title}
         return TemplateResponse(request, f"admin/django_quota/{template}.html", given | context)
 
     def find(self, request: HttpRequest, page: str) -> HttpResponse:

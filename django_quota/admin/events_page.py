@@ -75,7 +75,7 @@ def events_view(page: PageAdmin, request: HttpRequest) -> HttpResponseBase:
         older=f"?{_encoded(chosen, before=search.last)}" if search.last else "",
         newest=f"?{_encoded(chosen)}" if before else "",
         csv=f"?{_encoded(_without(asked, 'csv'), csv='1')}",
-        wanted=wanted,
+        wanted=wanted._asdict(),  # a template would call the filter
         given={name: asked.get(name, "")[:MAX_FILTER] for name in FILTERS},
         is_filtered=bool(chosen),
         kinds_of_events=KIND_NAMES.items(),

@@ -5,6 +5,7 @@ import re
 from datetime import UTC, datetime
 from html import unescape
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
@@ -78,6 +79,11 @@ def lift(client: Client, *pairs: str, **given: Any) -> str:
 
     assert answer.redirect_chain[-1][0].partition("?")[0] == PAGE
     return question + answer.content.decode()
+
+
+def messages_of(answer: Any) -> list[tuple[str, str]]:
+    """Return the kind and the words of each message of a page."""
+    return [(each.level_tag, str(each)) for each in answer.context["messages"]]
 
 
 def banned_ann() -> str:
@@ -164,12 +170,54 @@ class TestLifting:
 
         assert not LogEntry.objects.exists()
 
-    @pytest.mark.parametrize("bans", ["[", "7", "[7]", '[["a"]]', "[[null, null]]", ""])
+    @pytest.mark.parametrize("bans", ["[", "7", "[7]", '[["a"]]', "[[null, null]]"])
     def test_a_form_that_names_no_ban_is_refused(self, bans: str) -> None:
         answer = superuser().post(f"{PAGE}lift/", {"bans": bans, "confirmed": "yes"}, follow=True)
 
-        assert answer.status_code == 200
-        assert re.search("The request names no ban|Select the bans to lift", answer.content.decode())
+        assert messages_of(answer) == [("error", "The request names no ban.")]
+
+    def test_a_form_without_a_ban_says_what_to_do(self) -> None:
+        answer = superuser().post(f"{PAGE}lift/", {"confirmed": "yes", "rule": "login"}, follow=True)
+
+        assert messages_of(answer) == [("warning", "Select the bans to lift.")]
+        assert answer.redirect_chain == [(f"{PAGE}?rule=login", 302)]
+
+    def test_a_wrong_subject_in_the_filter_is_refused(self) -> None:
+        answer = superuser().post(f"{PAGE}lift/", {"subject": "ip:nowhere", "all": "1"}, follow=True)
+
+        assert messages_of(answer) == [
+            ("error", "'ip:nowhere' is not an IP address. Use, for example, 'ip:203.0.113.9'.")
+        ]
+        assert answer.redirect_chain == [(PAGE, 302)]
+
+    def test_a_lift_leads_back_to_the_filter(self, ann: str) -> None:
+        fields = {"bans": f"[{pair(ann)}]", "confirmed": "yes", "subject": [ann, SUBJECT], "rule": "login"}
+
+        answer = superuser().post(f"{PAGE}lift/", fields)
+
+        assert answer["Location"] == f"{PAGE}?subject={quote(ann)}&subject={quote(SUBJECT)}&rule=login"
+
+    def test_a_block_beside_a_ban_of_the_same_subject_is_counted_with_it(self, ann: str) -> None:
+        for rule in ("login", "search"):
+            block(ann, rule=rule)
+        rows = [json.dumps([ann, "login", True]), json.dumps([ann, "search", True]), pair(ann)]
+
+        answer = lift(superuser(), *rows)
+
+        assert "3 bans were lifted." in answer
+        assert LogEntry.objects.get().change_message == "Lift ban: 3 bans were lifted."
+
+    def test_the_block_of_a_network_can_be_lifted(self) -> None:
+        block("ip:198.51.100.0/24")
+
+        assert "1 ban was lifted." in lift(superuser(), '["ip:198.51.100.0/24", "*", true]')
+        assert not QuotaOverride.objects.exists()
+
+    def test_a_block_that_has_ended_is_not_lifted(self) -> None:
+        block(SUBJECT, expires=datetime(2001, 1, 1, tzinfo=UTC))
+
+        assert "None of these bans was in force any more." in lift(superuser(), json.dumps([SUBJECT, "*", True]))
+        assert QuotaOverride.objects.exists()
 
 
 @pytest.fixture(params=["redis", "sqlite"])
@@ -434,9 +482,9 @@ class TestLiftingAll:
     def test_more_than_a_bound_cannot_be_lifted_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(page_of_bans, "MAX_LIFTED", 1)
 
-        answer = superuser().post(f"{PAGE}lift/", {"all": "1"}, follow=True)
+        answer = superuser().post(f"{PAGE}lift/", {"all": "1", "confirmed": "yes"}, follow=True)
 
-        assert "You can lift at most 1 bans at once." in answer.content.decode()
+        assert messages_of(answer) == [("error", "You can lift at most 1 bans at once. Filter the list first.")]
         assert not peek("search", SUBJECT)
 
 
@@ -534,13 +582,25 @@ class TestWithoutTheStore:
 
         assert "1 ban was lifted." in lift(superuser(), all="1")
 
+    FAILS = (
+        "The quota store is unavailable: ConnectionError: Error 2 connecting to /nowhere/redis.sock. No such file or"
+    )
+
     def test_a_lift_does_not_say_that_there_was_no_ban(self) -> None:
         fields = {"bans": f"[{pair(SUBJECT)}]", "confirmed": "yes"}
 
         answer = superuser().post(f"{PAGE}lift/", fields, follow=True)
 
-        assert answer.status_code == 200
-        assert "None of these bans" not in answer.content.decode()
+        assert messages_of(answer) == [("error", f"{self.FAILS} directory.")]
+
+    def test_a_block_is_lifted_though_a_ban_is_not(self) -> None:
+        block()
+        fields = {"bans": json.dumps([[SUBJECT, "*", True], [SUBJECT, "login"]]), "confirmed": "yes"}
+
+        answer = superuser().post(f"{PAGE}lift/", fields, follow=True)
+
+        assert messages_of(answer) == [("error", f"{self.FAILS} directory."), ("success", "1 ban was lifted.")]
+        assert LogEntry.objects.get().change_message == "Lift ban: 1 ban was lifted."
 
 
 def block(subject: str = SUBJECT, **given: Any) -> QuotaOverride:
@@ -617,6 +677,9 @@ class TestBlocksBesideBans:
             pytest.param({"rule": "login"}, ["org:0", "org:1", "org:2"], id="the rule of the bans"),
             pytest.param({"subject": ["team:1", "org:2"]}, ["team:1", "org:2"], id="two subjects"),
             pytest.param({"subject": ["0", "team:1"]}, ["team:1", "team:0", "org:0"], id="a part beside a subject"),
+            pytest.param({"subject": ["0", "1"], "rule": "login"}, ["org:0", "org:1"], id="two parts with a rule"),
+            pytest.param({"subject": [*["x:1"] * 19, "team:0"]}, ["team:0"], id="the last of twenty subjects"),
+            pytest.param({"subject": [*["x:1"] * 20, "team:0"]}, [], id="one of more than twenty"),
         ],
     )
     def test_a_filter_finds_both(self, query: dict[str, Any], listed: list[str]) -> None:
@@ -679,6 +742,13 @@ class TestSettingABan:
 
         (row,) = shown(client)
         assert [row[1], row[4], row[5]] == ["all rules", "Block", "spam (by root)"]
+
+    def test_it_says_who_is_banned_until_when(self, ann: str) -> None:
+        answer = self.set_ban(superuser(), until="2099-12-04T18:00")
+
+        words = f"{ann}: all rules blocked, until Dec. 4, 2099, 6 p.m. UTC (spam)"
+        assert messages_of(answer) == [("success", words)]
+        assert answer.redirect_chain == [(PAGE, 302)]
 
     def test_the_history_of_the_subject_has_the_note(self, ann: str) -> None:
         self.set_ban(superuser(), note="https://example.org/reports/7")

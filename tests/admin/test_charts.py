@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 from django.template.loader import render_to_string
+from django.test import override_settings
+from django.utils import translation
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -18,6 +20,8 @@ from django_quota.admin.charts import (
     PLOT_HEIGHT,
     SHADES,
     SPARK_HEIGHT,
+    HeatCell,
+    Label,
     axis_maximum,
     bar_chart,
     heat_map,
@@ -382,3 +386,211 @@ def test_the_axis_names_days_counted_back_from_the_last(count: int, named: list[
     days = [(date(2025, 3, 31) - timedelta(number), Count()) for number in reversed(range(count))]
 
     assert [tick.text for tick in bar_chart(days)["ticks"]] == named
+
+
+# --- the whole of a chart ---------------------------------------------------------------------------------------------
+
+
+def test_three_days_have_their_bars_beside_the_axis() -> None:
+    days = [(date(2026, 1, 1), Count(10, 10)), (date(2026, 1, 2), Count(0, 3)), (date(2026, 1, 3), Count())]
+
+    assert bar_chart(days) == {
+        "width": 175,
+        "height": 204,
+        "plot_top": 20,
+        "plot_width": 99,
+        "plot_height": 160,
+        "pitch": 33,
+        "bar_width": 31,
+        "tick_anchor": "middle",
+        "title": "A bar for each day from Jan. 1, 2026 to Jan. 3, 2026",
+        "summary": "10 allowed and 13 refused.",
+        "grid": [(119, 180, "0"), (119, 100, "10"), (119, 20, "20")],
+        "ticks": [(102.5, 180, "3 Jan")],
+        "bars": [
+            (20, "Jan. 1, 2026: 10 allowed, 10 refused", [("allowed", 100, 80), ("refused", 20, 80)]),
+            (53, "Jan. 2, 2026: 0 allowed, 3 refused", [("refused", 156, 24)]),
+            (86, "Jan. 3, 2026: no checks", []),
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("count", "width"),
+    [
+        pytest.param(31, 31, id="a month"),
+        pytest.param(32, 9, id="more than a month"),
+        pytest.param(101, 2, id="more than 100 days"),
+    ],
+)
+def test_a_gap_is_between_two_bars(count: int, width: int) -> None:
+    assert bar_chart(days_of(count))["bar_width"] == width
+
+
+def test_a_year_has_a_place_for_each_day_beside_the_names_of_months_and_weekdays() -> None:
+    chart = heat_map(2026, {date(2026, 1, 2): Count(3, 1, 3)}, date(2026, 1, 3))
+
+    assert chart["cells"][:4] == [
+        (36, 80, 0, 0, "Jan. 1, 2026: no checks"),
+        (36, 95, 1, 1, "Jan. 2, 2026: 3 allowed, 1 refused"),
+        (36, 110, 0, 0, "Jan. 3, 2026: no checks"),
+        (51, 20, 0, 0, ""),
+    ]
+    assert chart["labels"][:2] == [(36, 13, "Jan"), (111, 13, "Feb")]
+    assert chart["labels"][12:] == [(0, 30, "Sun"), (0, 60, "Tue"), (0, 90, "Thu"), (0, 120, "Sat")]
+    assert (chart["width"], chart["height"], chart["title"]) == (831, 125, "A heat map of 2026")
+
+
+def test_three_minutes_have_their_bars() -> None:
+    assert sparkline([Minute(3, 1), Minute(), Minute(0, 2)]) == {
+        "width": 9,
+        "height": 28,
+        "allowed": [(0, 7, 21)],
+        "refused": [(0, 0, 7), (6, 14, 14)],
+        "title": "Last 3 minutes: 3 allowed, 3 refused; at most 4 in a minute",
+        "peak": 4,
+    }
+
+
+# --- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+def svg_of(name: str, chart: dict[str, Any]) -> list[str]:
+    """Return the elements of a chart, and the words after them. Numbers are the same in every language."""
+    with translation.override("de"), override_settings(USE_THOUSAND_SEPARATOR=True):
+        html = render_to_string(f"admin/django_quota/charts/{name}.html", {"chart": chart})
+    parts = [" ".join(each.split()) for each in re.findall(r"<[^>]*>[^<]*", html)]
+    return [each for each in parts if not re.fullmatch("</[^>]*>", each)]
+
+
+def test_the_marks_of_a_sparkline_are_two_paths_above_a_line() -> None:
+    chart = {
+        "width": 1_800,
+        "height": 28,
+        "title": "<Last>",
+        "allowed": [(0, 7, 21)],
+        "refused": [(0, 0, 7), (6, 14, 14)],
+    }
+
+    assert svg_of("sparkline", chart) == [
+        (
+            '<svg class="quota-spark" width="1800" height="28" viewBox="0 0 1800 28" preserveAspectRatio="none" '
+            'role="img" aria-label="&lt;Last&gt;">'
+        ),
+        "<title>&lt;Last&gt;",
+        '<path class="quota-spark-base" d="M0 28h1800"/>',
+        '<path class="quota-spark-allowed" d="M0 7h2v21h-2z"/>',
+        '<path class="quota-spark-refused" d="M0 0h2v7h-2zM6 14h2v14h-2z"/>',
+    ]
+
+
+def test_the_marks_of_a_heat_map_are_squares_with_titles_and_dots() -> None:
+    chart = {
+        "width": 1_831,
+        "height": 125,
+        "title": "<A year>",
+        "summary": "<4 checks>",
+        "labels": [Label(36, 13, "<Jan>")],
+        "cells": [HeatCell(36, 80, 2, 0, "<a>"), HeatCell(1_036, 95, 1, 7, "<b>"), HeatCell(51, 20, 0, 0, "")],
+    }
+
+    assert svg_of("heat_map", chart) == [
+        (
+            '<svg class="quota-heat" role="img" width="1831" height="125" viewBox="0 0 1831 125" '
+            'aria-labelledby="quota-heat-title quota-heat-summary">'
+        ),
+        '<title id="quota-heat-title">&lt;A year&gt;',
+        '<desc id="quota-heat-summary">&lt;4 checks&gt;',
+        '<text x="36" y="13">&lt;Jan&gt;',
+        '<g transform="translate(36 80)">',
+        "<title>&lt;a&gt;",
+        '<rect class="cell shade-2" width="12" height="12" rx="2"/>',
+        '<g transform="translate(1036 95)">',
+        "<title>&lt;b&gt;",
+        '<rect class="cell shade-1" width="12" height="12" rx="2"/>',
+        '<circle class="refused" cx="6" cy="6" r="2.5"/>',
+        '<g transform="translate(51 20)">',
+        '<rect class="cell future" width="12" height="12" rx="2"/>',
+    ]
+
+
+def test_the_legend_of_a_heat_map_has_a_square_for_each_shade() -> None:
+    shown = svg_of("heat_legend", {"legend": [(0, "none"), (3, "<1\N{EN DASH}4>")]})
+
+    square = '<svg class="quota-heat" width="14" height="14" aria-hidden="true">'
+    assert shown == [
+        '<ul class="usage-legend" aria-label="Prüfungen am Tag">',
+        "<li>Prüfungen am Tag:",
+        "<li>",
+        square,
+        '<rect class="cell shade-0" x="1" y="1" width="12" height="12" rx="2"/>',
+        "</svg> none",
+        "<li>",
+        square,
+        '<rect class="cell shade-3" x="1" y="1" width="12" height="12" rx="2"/>',
+        "</svg> &lt;1\N{EN DASH}4&gt;",
+        "<li>",
+        square,
+        '<rect class="cell shade-0" x="1" y="1" width="12" height="12" rx="2"/>',
+        '<circle class="refused" cx="7" cy="7" r="2.5"/>',
+        "</svg> manche abgelehnt",
+    ]
+
+
+def test_the_marks_of_a_bar_chart_are_columns_of_two_parts_beside_lines() -> None:
+    chart = {
+        "width": 1_175,
+        "height": 204,
+        "title": "<A bar>",
+        "summary": "<10 allowed>",
+        "plot_top": 20,
+        "plot_width": 1_099,
+        "plot_height": 160,
+        "pitch": 33,
+        "bar_width": 31,
+        "tick_anchor": "middle",
+        "grid": [Label(1_119, 100.5, "<10>")],
+        "ticks": [Label(102.5, 180, "<3 Jan>")],
+        "bars": [(20, "<Jan. 1>", [("allowed", 100.25, 79.75), ("refused", 20.0, 80.25)])],
+    }
+
+    assert svg_of("bar_chart", chart)[1:19] == [
+        (
+            '<svg class="quota-bars" role="img" width="1175" height="204" viewBox="0 0 1175 204" '
+            'aria-labelledby="quota-bars-title quota-bars-summary">'
+        ),
+        '<title id="quota-bars-title">&lt;A bar&gt;',
+        '<desc id="quota-bars-summary">&lt;10 allowed&gt;',
+        "<defs>",
+        '<pattern id="quota-bars-refused" width="5" height="5" patternUnits="userSpaceOnUse">',
+        '<rect class="ground" width="5" height="5"/>',
+        '<circle class="dot" cx="2.5" cy="2.5" r="1.1"/>',
+        '<g transform="translate(1119 100.5)">',
+        '<line class="grid" x1="-1099" x2="4"/>',
+        '<text x="8" y="4">&lt;10&gt;',
+        '<g transform="translate(20 0)">',
+        "<title>&lt;Jan. 1&gt;",
+        '<rect class="column" y="20" width="33" height="160"/>',
+        '<rect class="allowed" x="1" y="100.25" width="31" height="79.75"/>',
+        '<rect class="refused" x="1" y="20.0" width="31" height="80.25" fill="url(#quota-bars-refused)"/>',
+        '<g transform="translate(102.5 180)">',
+        '<line class="tick" y2="4"/>',
+        '<text y="17" text-anchor="middle">&lt;3 Jan&gt;',
+    ]
+
+
+def test_the_legend_of_a_bar_chart_has_both_kinds_of_checks() -> None:
+    shown = svg_of("bar_chart", {})
+
+    assert shown[0] == '<div class="usage-scroll usage-from-end" role="region" tabindex="0" aria-label="Balken">'
+    assert shown[-9:] == [
+        '<ul class="usage-legend" aria-label="Legende">',
+        "<li>",
+        '<svg class="quota-bars" width="14" height="14" aria-hidden="true">',
+        '<rect class="allowed" x="1" y="1" width="12" height="12"/>',
+        "</svg> zugelassen",
+        "<li>",
+        '<svg class="quota-bars" width="14" height="14" aria-hidden="true">',
+        '<rect class="refused" x="1" y="1" width="12" height="12" fill="url(#quota-bars-refused)"/>',
+        "</svg> abgelehnt",
+    ]

@@ -213,10 +213,15 @@ def test_a_search_finds_no_part_of_another_subject_or_rule(admin: Client, text: 
     assert listed(admin, f"?q={quote(text)}") == []
 
 
-def test_a_search_says_that_it_shows_only_the_first_subjects(admin: Client) -> None:
-    User.objects.bulk_create(User(username=f"many{number}") for number in range(21))
+@pytest.mark.parametrize("number", [20, 21])
+def test_a_search_says_that_it_shows_only_the_first_subjects(admin: Client, number: int) -> None:
+    User.objects.bulk_create(User(username=f"many{each}") for each in range(number))
 
-    assert "only the first 20 subjects" in admin.get(f"{LIST}?q=many").content.decode()
+    answer = admin.get(f"{LIST}?q=many")
+
+    assert [(each.level_tag, str(each)) for each in answer.context["messages"]] == [
+        ("info", "This shows only the first 20 subjects that begin so. Type more to see others.")
+    ]
 
 
 def test_a_search_that_shows_all_subjects_does_not_say_so(admin: Client) -> None:
@@ -348,6 +353,26 @@ def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.Monk
     assert "The list ends after 10 rows." in page.content.decode()
 
 
+def test_a_page_has_a_hundred_rows(client: Client) -> None:
+    DailyCounter.objects.bulk_create(DailyCounter(subject=f"user:{each}", rule="a", day=DAY) for each in range(101))
+
+    assert len(listed(client, "?all=1")) == 100
+
+
+def test_the_list_counts_no_rows_for_its_filters(client: Client) -> None:
+    assert not client.get(f"{LIST}?_facets=True").context["cl"].add_facets
+
+
+def test_the_list_says_what_its_search_and_its_filters_take(client: Client) -> None:
+    row("user:1")
+
+    page = client.get(LIST).context["cl"]
+
+    words = "The beginning of a subject, such as user:42; a user's name or e-mail address; or a rule."
+    assert page.search_help_text == words
+    assert [spec.title for spec in page.filter_specs] == ["rule", "kind of subject"]
+
+
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
@@ -397,7 +422,7 @@ def test_no_more_rows_are_exported_than_the_list_counts(client: Client, monkeypa
 def test_the_list_links_to_the_export_of_what_it_shows(client: Client) -> None:
     row("user:1", "search")
 
-    assert f'href="{LIST}export/?rule=search"' in client.get(f"{LIST}?rule=search&o=1&p=1").content.decode()
+    assert f'href="{LIST}export/?rule=search"' in client.get(f"{LIST}?rule=search&o=1&p=1&e=1").content.decode()
 
 
 @pytest.mark.parametrize(("across", "found"), [(0, ["user:1", "user:2"]), (1, [f"user:{n}" for n in range(4)])])

@@ -8,14 +8,16 @@ from typing import Any, cast
 import pytest
 import redis
 from django.contrib.auth.models import User
-from django.test import Client
+from django.http import QueryDict
+from django.test import Client, RequestFactory
 from django.utils import timezone
 
 from django_quota import check
+from django_quota.admin.events_page import _query_of, wanted_of
 from django_quota.core.clock import now
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.resolving import event_log_of
-from django_quota.features.events import EVENTS_A_PAGE, SEARCHED, Event, Flood, with_floods
+from django_quota.features.events import EVENTS_A_PAGE, SEARCHED, Event, EventFilter, Flood, with_floods
 from django_quota.testing import freeze
 from tests.admin.operators import operator
 from tests.support.events import event_fields, record
@@ -148,6 +150,9 @@ def several(redis_cache: Any, raw: redis.Redis, ann: User) -> None:
         pytest.param({"since": "2025-11-21T04:41:01"}, ["04:42:00"], id="since a second"),
         pytest.param({"since": "2025-11-21T05:42+01:00"}, ["04:42:00"], id="since a minute of another time zone"),
         pytest.param({"kind": "odd"}, ["04:42:00", "04:41:00", "04:40:00"], id="not a kind"),
+        pytest.param({"until": "1969-12-31T23:59"}, [], id="until before all moments"),
+        pytest.param({"rule": " log "}, ["04:41:00"], id="a rule between spaces"),
+        pytest.param({"find": " ann "}, ["04:42:00", "04:40:00"], id="a user name between spaces"),
         pytest.param({"since": "yesterday"}, ["04:42:00", "04:41:00", "04:40:00"], id="not a moment"),
         pytest.param({"since": "0001-01-01", "until": "9999-12-31"}, ["04:42:00", "04:41:00", "04:40:00"], id="all"),
         pytest.param({"find": "ann", "rule": "api", "kind": "refused"}, ["04:40:00"], id="several"),
@@ -155,6 +160,49 @@ def several(redis_cache: Any, raw: redis.Redis, ann: User) -> None:
 )
 def test_the_form_finds_events(client: Client, fields: dict[str, str], found: list[str]) -> None:
     assert [line.split()[0] for line in searched(client, **fields)] == found
+
+
+MINUTE_OF_START = START - START % MINUTE
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        pytest.param("", EventFilter(subjects=[]), id="all"),
+        pytest.param("kind=near&rule=a&path=/b", EventFilter(["near"], subjects=[], rule="a", path="/b"), id="names"),
+        pytest.param("kind=odd", EventFilter(subjects=[]), id="not a kind"),
+        pytest.param("subject=a&subject=b&part=c", EventFilter(subjects=["a", "b"], subject="c"), id="subjects"),
+        pytest.param("since=2025-11-21T04:40", EventFilter(subjects=[], since=MINUTE_OF_START), id="since"),
+        pytest.param(
+            "until=2025-11-21T04:40", EventFilter(subjects=[], until=MINUTE_OF_START + MINUTE - 1), id="until"
+        ),
+        pytest.param("since=1970-01-01&until=0001-01-01", EventFilter(subjects=[], since=1, until=1), id="the first"),
+        pytest.param(f"path={'x' * 321}", EventFilter(subjects=[], path="x" * 320), id="a long path"),
+        pytest.param("subject=a&" * 321, EventFilter(subjects=["a"] * 320), id="many subjects"),
+    ],
+)
+def test_a_url_asks_for_events(query: str, wanted: EventFilter) -> None:
+    assert wanted_of(QueryDict(query)) == wanted
+
+
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize(
+    ("fields", "query"),
+    [
+        pytest.param({"find": "ann", "rule": " a b ", "kind": ""}, "rule=a+b&subject={ann}", id="a user"),
+        pytest.param({"find": "192.0"}, "part=192.0", id="a part"),
+        pytest.param({"find": "ip:192.0.2.9", "path": "/a"}, "path=%2Fa&subject=ip%3A192.0.2.9", id="a subject"),
+        pytest.param({"path": "x" * 321}, f"path={'x' * 320}", id="a long path"),
+        pytest.param({"path": "\ud800"}, "path=%3F", id="what no URL can hold"),
+        pytest.param({"find": " "}, "", id="nothing"),
+    ],
+)
+def test_a_search_is_in_the_url(client: Client, ann: User, fields: dict[str, str], query: str) -> None:
+    request = RequestFactory().get("/")
+    request.POST = cast("Any", fields)
+    request.user = User(is_active=True, is_superuser=True)
+
+    assert _query_of(request) == query.format(ann=f"user%3A{ann.pk}")
 
 
 @pytest.mark.usefixtures("several")
@@ -169,6 +217,27 @@ def test_a_moment_of_the_form_is_local(client: Client, settings: Any, use_tz: bo
         found = searched(client, since=moment, until=moment)
 
     assert ["by login" in line for line in found] == [True]
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        pytest.param({"subject": ["user:7"]}, ["Only events of: ann (user:7) . Show all"], id="a user"),
+        pytest.param(
+            {"subject": ["ip:192.0.2.1", "org:7"]}, ["Only events of: ip:192.0.2.1 , org:7 . Show all"], id="two"
+        ),
+        pytest.param({"part": "192.0"}, ["Only events of: 192.0 . Show all"], id="a part"),
+        pytest.param({"rule": "api"}, [], id="all subjects"),
+    ],
+)
+def test_the_page_says_whose_events_it_shows(client: Client, asked: dict[str, Any], words: list[str]) -> None:
+    User.objects.create_user("ann", pk=7)
+
+    page = client.get(PAGE, asked).content.decode()
+
+    lines = re.findall('<p class="quota-key">(.*?)</p>', page, re.DOTALL)
+    assert [" ".join(re.sub("<[^>]*>", " ", line).split()) for line in lines] == words
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -261,6 +330,31 @@ def test_what_clients_send_is_no_formula_in_csv(client: Client) -> None:
     assert found["user"] == "user:7"
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_a_row_in_csv_has_each_field_of_an_event(client: Client, raw: redis.Redis) -> None:
+    fields = {"cost": 2, "capacity": 600, "remaining": 49, "until": START + MINUTE, "level": 3, "share": 800}
+    at(raw, START, kind="near", rule="api", subject="org:7", user="user:7", method="GET", path="/a/", **fields)
+    at(raw, START, rule="login")
+
+    answer = cast("Any", client.get(PAGE, {"csv": "1", "rule": "api"}))
+
+    assert answer["Content-Disposition"] == 'attachment; filename="events.csv"'
+    assert answer.getvalue().decode() == (
+        '"at","kind","rule","subject","user","method","path","cost","capacity","remaining","until","level","share"\r\n'
+        '"2025-11-21T04:40:00+00:00","near","api","org:7","user:7","GET","/a/","2","600","49",'
+        '"2025-11-21T04:41:00+00:00","3","0.8"\r\n'
+    )
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_file_has_more_events_than_a_page(client: Client) -> None:
+    log(*[record(subject=f"org:{number}") for number in range(103)])
+
+    answer = cast("Any", client.get(PAGE, {"csv": "1"}))
+
+    assert len(answer.getvalue().splitlines()) == 1 + 103
+
+
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize(
     ("until", "cell"),
@@ -284,6 +378,7 @@ def test_the_next_page_goes_on_with_older_events(client: Client) -> None:
     second = client.get(PAGE + older.replace("&amp;", "&")).content.decode()
 
     assert len(text_of(first)) == 100
+    assert ">Newest</a>" not in first
     assert [line.split()[2] for line in text_of(second)] == ["org:2", "org:1", "org:0"]
     assert 'href="?rule=a"' in second, "the newest again"
 

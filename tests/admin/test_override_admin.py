@@ -5,15 +5,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import pytest
+from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
+from django.contrib.admin.templatetags.admin_list import result_headers
 from django.contrib.auth.models import User
 from django.db import connection
+from django.http import HttpRequest
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_quota import check, peek
 from django_quota.adapters import digest
+from django_quota.admin.overrides import QuotaOverrideAdmin
 from django_quota.limiting.known_rules import known_login_rules
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
@@ -164,6 +168,8 @@ class TestList:
             pytest.param("2001:DB8::77", ["ip:2001:db8::/64"], id="another address of the same client"),
             pytest.param("198.51.100.77/24", ["ip:198.51.100.0/24"], id="a network in another spelling"),
             pytest.param("ip:198.51.100.0/24", ["ip:198.51.100.0/24"], id="a network with its kind"),
+            pytest.param(f"{'y' * 200}n", ["ip:198.51.100.0/24"], id="two hundred characters"),
+            pytest.param(f"{'y' * 199}n", [], id="fewer characters"),
         ],
     )
     def test_a_search_finds_its_rows(self, text: str, finds: list[str]) -> None:
@@ -171,12 +177,22 @@ class TestList:
 
         assert listed(superuser(), q=text) == finds
 
+    def test_a_search_of_another_page_leaves_out_null_bytes(self) -> None:
+        """Django checks the search of the list alone, not that of fields that complete a name."""
+        self.four_rows()
+
+        pages = QuotaOverrideAdmin(QuotaOverride, site)
+        found, has_duplicates = pages.get_search_results(HttpRequest(), QuotaOverride.objects.all(), "user\0:42")
+
+        assert [each.subject for each in found] == ["user:42"]
+        assert not has_duplicates
+
     def four_rows(self) -> None:
         now = timezone.now()
         row("user:4", starts=now + DAY, expires=now + 2 * DAY)
         row("user:42", mode="blocked", reason="an Import of theirs")
         row("ip:2001:db8::1", rule="search", expires=now + DAY)
-        row("ip:198.51.100.0/24", expires=now - DAY, label="crawlers")
+        row("ip:198.51.100.0/24", expires=now - DAY, label="crawlers", reason="y" * 200)
 
     @pytest.mark.parametrize(
         ("title", "choices"),
@@ -194,6 +210,21 @@ class TestList:
 
         (offered,) = [spec.choices(page) for spec in page.filter_specs if spec.title == title]
         assert [choice["display"] for choice in offered] == choices
+
+    def test_it_says_what_its_search_and_its_filters_take(self) -> None:
+        row(label="crawlers")
+
+        page = superuser().get(f"{LIST}?_facets=True").context["cl"]
+
+        words = "The beginning of a subject or a rule (* for everybody), or a part of a reason."
+        assert page.search_help_text == words
+        assert [spec.title for spec in page.filter_specs] == ["mode", "state", "rule", "label"]
+        assert not page.add_facets
+
+    def test_it_can_be_sorted_by_subject_and_end(self) -> None:
+        page = superuser().get(LIST).context["cl"]
+
+        assert [str(each["text"]) for each in result_headers(page) if each["sortable"]] == ["subject", "state"]
 
 
 class TestQueries:
@@ -247,6 +278,14 @@ class TestForm:
 
         offered = re.findall('<option value="([^"]*)"></option>', shown.partition('id="quota-known-rules"')[2])
         assert offered[:3] == ["*", "search", "login"]
+
+    def test_its_preview_is_that_of_its_row(self) -> None:
+        made, client = row(), superuser()
+
+        urls = [client.get(f"{LIST}{page}").content.decode() for page in ("add/", f"{made.pk}/change/")]
+
+        found = [re.findall(r'data-url="([^"]*)"', each) for each in urls]
+        assert found == [[f"{LIST}preview/"], [f"{LIST}preview/{made.pk}/"]]
 
     def test_moments_in_the_link_are_left_out(self) -> None:
         answer = superuser().get(f"{LIST}add/", {"subject": "user:7", "starts": "x", "expires": "2030-01-01"})
@@ -460,6 +499,18 @@ class TestPreview:
 
         assert "(exempt by an override)" in superuser().get(f"{LIST}{made.pk}/change/").content.decode()
 
+    def test_the_form_of_a_change_says_that_it_has_no_effect(self) -> None:
+        made = row("joe", rule="search")
+
+        shown = superuser().get(f"{LIST}{made.pk}/change/").content.decode()
+
+        assert re.findall('<p class="quota-warning">(.*)</p>', shown) == [
+            (
+                "No request has the subject &quot;joe&quot;. Use, for example, user:&lt;key&gt;, ip:&lt;address&gt; or "
+                "global. It works only where your code passes this subject itself."
+            )
+        ]
+
     def test_a_row_that_is_gone_has_none(self) -> None:
         assert superuser().post(f"{LIST}preview/9999/", filled()).status_code == 404
 
@@ -545,6 +596,10 @@ def test_without_the_permission_to_view_users_a_hint_reveals_none() -> None:
 
     assert "user:&lt;key&gt;" in shown
     assert "user:77" not in shown
+    assert re.findall('<p class="quota-warning">(.*?)[.]', shown) == [
+        "You may not see users, so no name is looked up",
+        "No request has the subject &quot;joe&quot;",
+    ]
 
 
 class TestPreviewOfGroups:
@@ -724,10 +779,27 @@ class TestActions:
         assert (saved.reason, saved.created_by) == said
 
     @pytest.mark.parametrize("action", ["exempt_selected", "block_selected", "expire_selected"])
-    def test_each_is_logged(self, action: str) -> None:
+    def test_each_is_logged_as_a_change(self, action: str) -> None:
         do(superuser(), action, [row("user:4711", mode="rate", rate="5/m")])
 
-        assert LogEntry.objects.count() == 1
+        entry = LogEntry.objects.get()
+        assert (entry.is_change(), entry.user.username) == (True, "root")
+
+    @pytest.mark.parametrize(
+        ("action", "words"),
+        [
+            ("exempt_selected", "No limit applies any more to the subjects of these overrides, under their rules."),
+            ("block_selected", "Every request of the subjects of these overrides is refused, under their rules."),
+            (
+                "expire_selected",
+                "These overrides end now. The limits of the settings apply again with the next request.",
+            ),
+        ],
+    )
+    def test_the_question_says_what_each_does(self, action: str, words: str) -> None:
+        shown = do(superuser(), action, [row()], confirmed="").content.decode()
+
+        assert f'<p class="quota-warning">{words}</p>' in shown
 
     def test_rows_that_are_gone_are_an_error(self) -> None:
         gone = {"action": "exempt_selected", "_selected_action": "0", "confirmed": "yes"}
@@ -780,6 +852,19 @@ class TestActions:
         assert check("search", "user:42")
         assert "Cleared: user:42, search: blocked" in self.page_of_the_subject(client)
 
+    def test_deletions_of_one_subject_are_one_entry_for_it(self) -> None:
+        rows = [row(mode="blocked"), row(mode="blocked", rule="search"), row("user:7")]
+
+        do(superuser(), "delete_selected", rows, post="yes")
+
+        logged = LogEntry.objects.filter(change_message__startswith="Cleared").values_list(
+            "object_id", "change_message"
+        )
+        assert sorted(logged) == [
+            ("user:42", "Cleared: user:42, all rules: blocked. user:42, search: blocked"),
+            ("user:7", "Cleared: user:7, all rules: exempt"),
+        ]
+
     def page_of_the_subject(self, client: Client) -> str:
         return client.get("/admin/django_quota/subject/?subject=user:42").content.decode()
 
@@ -795,7 +880,13 @@ class TestActionsOnAllRows:
     def test_the_question_keeps_the_selection(self) -> None:
         shown = do(superuser(), "block_selected", [], **self.EVERYTHING, confirmed="").content.decode()
 
-        assert 'name="select_across" value="1"' in shown
+        hidden = re.findall(r'<input type="hidden" name="(\w+)" value="(\w*)"', shown)
+        assert [pair for pair in hidden if pair[0] != "csrfmiddlewaretoken"] == [
+            ("select_across", "1"),
+            ("_selected_action", "0"),
+            ("action", "block_selected"),
+            ("confirmed", "yes"),
+        ]
 
     def test_all_are_changed(self) -> None:
         do(superuser(), "block_selected", [], **self.EVERYTHING, _locks_me_out="1")
@@ -805,10 +896,13 @@ class TestActionsOnAllRows:
     @pytest.mark.parametrize(("most", "changed"), [(3, 0), (4, 4)], ids=["below their number", "their number"])
     def test_more_than_a_bound_are_left(self, most: int, changed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_quota.admin.overrides.MAX_BULK_CHANGES", most)
+        client = superuser()
 
-        do(superuser(), "block_selected", [], **self.EVERYTHING, _locks_me_out="1")
+        do(client, "block_selected", [], **self.EVERYTHING, _locks_me_out="1")
 
         assert QuotaOverride.objects.filter(mode="blocked").count() == changed
+        words = "You can change at most 3 overrides at once. Filter the list first."
+        assert (words in client.get(LIST).content.decode()) is (changed == 0)
 
 
 class TestListOfRules:

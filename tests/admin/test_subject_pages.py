@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from typing import Any, ClassVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 import redis
@@ -18,6 +19,7 @@ from django.utils import timezone
 
 from django_quota import ban, check, counter, peek, raise_limit, slot
 from django_quota.adapters import digest
+from django_quota.admin.subject_actions import BlockForm
 from django_quota.admin.wording import local_moment
 from django_quota.core.clock import DAY
 from django_quota.features.counters import calls
@@ -412,6 +414,45 @@ class TestLongerSubjects:
 
         assert "Counted together with others" not in shown
         assert "Refused by login until" in shown
+
+
+class TestFailedLogins:
+    """On a site that limits failed logins."""
+
+    @pytest.fixture(autouse=True)
+    def ann(self, rules: None, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "10/m"}, "LOGIN": {"5/10m": ["username", "ip"]}}
+        settings.AUTHENTICATION_BACKENDS = [
+            "django_quota.contrib.auth.LoginQuotaBackend",
+            "django.contrib.auth.backends.ModelBackend",
+        ]
+        User.objects.create_user("ann", "ann@example.org", pk=42)
+
+    def test_the_page_of_a_user_leads_to_those_of_the_name(self) -> None:
+        subject = quote(login_subject("ann"), safe="")
+
+        assert f'<li><a href="?subject={subject}">Failed logins</a></li>' in page(superuser())
+
+    def test_the_page_of_an_address_leads_to_none(self) -> None:
+        assert ">Failed logins<" not in page(superuser(), "ip:203.0.113.9")
+
+    def test_whoever_may_not_see_users_is_not_led_to_them(self) -> None:
+        assert ">Failed logins<" not in page(operator("view_subject"))
+
+    def test_the_page_of_a_user_gives_no_all_clear(self) -> None:
+        shown = page(superuser())
+
+        assert "Other rules count it together with more." in verdict(shown)
+        assert "quota-answer-yes" not in shown
+
+    def test_those_at_an_address_are_listed_by_the_name_of_the_user(self) -> None:
+        at_home = f"{login_subject('ann')}+ip:203.0.113.9"
+        for _ in range(2):
+            check("1/h", at_home, name="login")
+
+        shown = " ".join(verdict(page(superuser(), "ip:203.0.113.9")).split())
+
+        assert "Failed logins of ann at 203.0.113.9: not refused now" in shown
 
 
 class TestImpossibleTiers:
@@ -1020,6 +1061,72 @@ class TestActions:
 
         assert not check("login", SUBJECT)
 
+    @pytest.mark.parametrize(
+        ("name", "rule", "given", "words"),
+        [
+            pytest.param(
+                "exempt", "*", {"span": "", "reason": ""}, "Exempt: all rules exempt, until it is cleared", id="exempt"
+            ),
+            pytest.param(
+                "block",
+                "login",
+                {"span": "", "note": "see 7"},
+                "Block: login blocked, until it is cleared (spam). see 7",
+                id="block",
+            ),
+            pytest.param(
+                "raise",
+                "search",
+                {"span": "", "reason": ""},
+                "Raise for a day: search x2, until it is cleared",
+                id="raise",
+            ),
+            pytest.param(
+                "raise",
+                "search",
+                {"span": "", "factor": "10"},
+                "Raise for a day: search x10, until it is cleared (spam)",
+                id="raise with a reason",
+            ),
+            pytest.param("clear", "tiered", {}, "Clear override: Cleared: user:42, tiered: blocked", id="clear"),
+            pytest.param(
+                "reset", "search", {}, 'Reset: What was counted under rule "search" was forgotten.', id="reset"
+            ),
+            pytest.param("lift", "login", {}, "Lift ban: 1 ban was lifted.", id="lift"),
+        ],
+    )
+    @pytest.mark.usefixtures("banned")
+    def test_the_log_says_what_was_done(self, name: str, rule: str, given: dict[str, str], words: str) -> None:
+        client = superuser()
+        override(rule="tiered")
+
+        answer = client.post(
+            f"{PAGE}action/{name}/",
+            {
+                "subject": SUBJECT,
+                "on": rule,
+                "confirmed": "yes",
+                "span": "1d",
+                "reason": "spam",
+                "factor": "2",
+                **given,
+            },
+            follow=True,
+        )
+
+        assert LogEntry.objects.get().change_message == words
+        said = [(each.level_tag, str(each)) for each in answer.context["messages"]]
+        assert said == [("success", words.partition(": ")[2])]
+
+    @pytest.mark.parametrize(("seconds", "is_right"), [(0, False), (60, True)], ids=["now", "a minute later"])
+    def test_an_end_is_in_the_future(self, seconds: int, is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django.utils.timezone.now", lambda: datetime(2030, 5, 1, 18, tzinfo=UTC))
+        until = datetime(2030, 5, 1, 18, tzinfo=UTC) + timedelta(seconds=seconds)
+
+        form = BlockForm({"span": "", "until": f"{until:%Y-%m-%dT%H:%M}", "reason": "spam"})
+
+        assert form.is_valid() is is_right
+
     def test_an_action_says_that_it_holds_until_it_is_cleared(self) -> None:
         client = superuser()
 
@@ -1210,6 +1317,32 @@ class TestRaising:
 
         assert "No rule can be raised." in answer
         assert not QuotaOverride.objects.exists()
+
+    def test_the_log_says_what_was_raised_and_what_was_not(self) -> None:
+        act(superuser(), "raise", factor="5", span="", reason="a sale")
+
+        raised, _, left = LogEntry.objects.get().change_message.partition(". Not raised: ")
+        assert re.fullmatch(r"Raise for a day: .*search x5.*, tiered x5.*, until it is cleared \(a sale\)", raised)
+        assert "closed (it admits nothing), free (it is unlimited)" in left
+
+    def test_a_rule_that_cannot_be_read_is_not_raised(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"broken": "often"}}
+
+        shown = unescape(ask(superuser(), "raise", "broken").content.decode())
+
+        assert "Not raised: broken (QUOTA[\"RULES\"]['broken']: 'often' is not a rate" in shown
+
+    def test_a_rule_of_failed_logins_is_raised_by_its_name(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {"5/10m": "ip"}}
+        settings.AUTHENTICATION_BACKENDS = [
+            "django_quota.contrib.auth.LoginQuotaBackend",
+            "django.contrib.auth.backends.ModelBackend",
+        ]
+        (rule,) = known_login_rules()
+
+        act(superuser(), "raise", rule.name, subject="ip:203.0.113.9", factor="5")
+
+        assert QuotaOverride.objects.get().rate == "x5"
 
     def test_another_factor_takes_the_place_of_the_last(self) -> None:
         client = superuser()

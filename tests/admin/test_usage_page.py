@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from datetime import UTC, date, datetime, timedelta
 from html import unescape
 from typing import Any
@@ -210,6 +211,33 @@ class TestPage:
         totals = dict(page(admin, subject="user:1").context["totals"])
 
         assert {title: counts.allowed for title, counts in totals.items()} == dict.fromkeys(totals, 7 * is_counted)
+
+    def test_the_heat_map_has_a_day_of_a_store_that_is_ahead(self, admin: Client) -> None:
+        row("user:1", TODAY + timedelta(days=1), 7)
+
+        heat, *_ = charts(page(admin, subject="user:1").content.decode())
+
+        assert "March 15, 2026: 7 allowed, 0 refused" in {element.text for element in heat.iter()}
+
+    @pytest.mark.parametrize(
+        ("moment", "year", "number"),
+        [
+            pytest.param(datetime(2026, 1, 1, tzinfo=UTC), "2026", 1, id="its first day"),
+            pytest.param(datetime(2026, 1, 2, tzinfo=UTC), "2026", 2, id="its second day"),
+            pytest.param(datetime(2026, 1, 2, tzinfo=UTC), "2027", 365, id="to come"),
+            pytest.param(datetime(2026, 1, 2, tzinfo=UTC), "2025", 365, id="over"),
+        ],
+    )
+    def test_the_bars_of_a_year_end_with_it_or_today(
+        self, admin: Client, moment: datetime, year: str, number: int
+    ) -> None:
+        row("user:1", date(int(year), 1, 1))
+
+        with freeze(moment):
+            shown = admin.get(USAGE, {"subject": "user:1", "days": "year", "year": year}).content.decode()
+
+        _, bars = charts(shown)
+        assert sum(element.get("class") == "column" for element in bars.iter()) == number
 
     def test_the_busiest_rules_come_first_by_name(self, admin: Client) -> None:
         for number, (rule, allowed) in enumerate((("b", 5), ("a", 5), ("most", 9), ("few", 1))):
@@ -437,6 +465,12 @@ LIMITS_OF_USER = "/admin/django_quota/subject/?subject=user%3A"
 USAGE_OF_USER = f"{USAGE}?subject=user%3A"
 
 
+def links_beside_history(html: str) -> list[tuple[str, str]]:
+    """Return the URL and the words of each link above the form of a user."""
+    tools = html.partition('<ul class="object-tools">')[2].partition("</ul>")[0]
+    return re.findall(r'<a href="([^"]*)"[^>]*>([^<]*)</a>', tools)
+
+
 class Member(User):
     """A user model that the templates for Django's own do not reach."""
 
@@ -471,8 +505,10 @@ def test_the_page_of_a_user_has_the_links_that_staff_may_follow(permissions: lis
     answer = operator("auth.view_user", *permissions).get(f"/admin/auth/user/{ann.pk}/change/")
 
     assert answer.status_code == 200
-    html = answer.content.decode()
-    assert [url for url in (LIMITS_OF_USER, USAGE_OF_USER) if f'href="{url}{ann.pk}"' in html] == links
+    assert links_beside_history(answer.content.decode()) == [
+        *((f"{url}{ann.pk}", {LIMITS_OF_USER: "Quota", USAGE_OF_USER: "Usage"}[url]) for url in links),
+        (f"/admin/auth/user/{ann.pk}/history/", "History"),
+    ]
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -480,8 +516,11 @@ def test_a_mixin_adds_the_links_to_a_custom_user_model(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     client, ann = superuser(), User.objects.create_user("ann")
     shown = client.get(f"/admin/auth/member/{ann.pk}/change/").content.decode()
-    assert f'href="{LIMITS_OF_USER}{ann.pk}"' in shown
-    assert f'href="{USAGE_OF_USER}{ann.pk}"' in shown
+    assert links_beside_history(shown) == [
+        (f"/admin/auth/member/{ann.pk}/history/", "History"),
+        (f"{LIMITS_OF_USER}{ann.pk}", "Quota"),
+        (f"{USAGE_OF_USER}{ann.pk}", "Usage"),
+    ]
     assert client.get("/admin/auth/member/add/").status_code == 200
 
 

@@ -15,7 +15,7 @@ from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.health import Health
 from django_quota.testing import freeze
 from tests.admin.operators import superuser
-from tests.admin.texts import lines_of
+from tests.admin.texts import below_search, said
 from tests.support.steps import START
 
 BEGIN, END = datetime(2025, 11, 1, tzinfo=UTC), datetime(2099, 1, 2, tzinfo=UTC)
@@ -42,20 +42,6 @@ def client(database: Any) -> Client:
 
 def override(subject: str, rule: str = "*", mode: str = "blocked", **given: Any) -> QuotaOverride:
     return QuotaOverride.objects.create(subject=subject, rule=rule, mode=mode, **given)
-
-
-def said(client: Client, url: str, **form: Any) -> list[str]:
-    """Return what a page says at START, after a form was sent if there is one."""
-    with freeze(START):
-        answer = client.post(f"/admin/django_quota/{url}", form) if form else client.get(f"/admin/django_quota/{url}")
-    assert answer.status_code == 200
-    return lines_of(answer.content.decode())
-
-
-def below_search(lines: list[str]) -> list[str]:
-    """Return the lines below the form of a search and its help."""
-    (form,) = [number for number, line in enumerate(lines) if line.endswith("} Find") or line == "Find"]
-    return lines[form + 2 :]
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
 """What the pages call an algorithm, a subject, a duration, the value of an option, and whoever did something."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.http import HttpRequest
 from django.utils import timezone
 
 from django_quota.admin.wording import (
@@ -14,12 +15,16 @@ from django_quota.admin.wording import (
     duration_in_words,
     event_in_words,
     flood_in_words,
+    kind_in_words,
+    local_moment,
+    moment_in_words,
     next_in_words,
     override_state,
     raise_in_words,
     reason_in_words,
     refused_until,
     rule_in_words,
+    second_in_words,
     sender_in_words,
     span_in_words,
     subject_in_words,
@@ -27,6 +32,7 @@ from django_quota.admin.wording import (
     value_in_words,
     why_in_words,
 )
+from django_quota.core.clock import DAY
 from django_quota.core.rules import Rule
 from django_quota.features.events import Event, Flood
 from django_quota.models import QuotaOverride
@@ -37,9 +43,30 @@ from tests.support.steps import SECOND, START
 DIGEST = "0123456789abcdef" * 2
 
 
-@pytest.mark.parametrize("name", ["sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket"])
-def test_an_algorithm_has_its_own_name(name: str) -> None:
-    assert str(algorithm_in_words(name)) == name.replace("_", " ")
+def is_test(request: HttpRequest) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sliding_window", "sliding window"),
+        ("fixed_window", "fixed window"),
+        ("calendar", "calendar"),
+        ("token_bucket", "token bucket"),
+        ("leaky_bucket", "leaky bucket"),
+        ("distinct", "different values"),
+        ("stock", "counter"),
+        ("of_another_version", "of_another_version"),
+    ],
+)
+def test_an_algorithm_has_its_own_name(name: str, words: str) -> None:
+    assert str(algorithm_in_words(name)) == words
+
+
+@pytest.mark.parametrize(("kind", "words"), [("refused", "refused"), ("banned", "banned"), ("near", "near its limit")])
+def test_a_kind_of_events_has_a_name(kind: str, words: str) -> None:
+    assert str(kind_in_words(kind)) == words
 
 
 @pytest.mark.parametrize("kind", ["header.X-Api-Key", "cookie.device", "get.q", "post.phone", "json.phone", "session"])
@@ -61,7 +88,15 @@ def test_what_only_looks_like_a_digest_is_shown_whole() -> None:
 
 @pytest.mark.parametrize(
     ("level", "words"),
-    [(1, "first ban"), (2, "second ban"), (5, "fifth ban"), (6, "ban number 6"), (70, "ban number 70")],
+    [
+        (1, "first ban"),
+        (2, "second ban"),
+        (3, "third ban"),
+        (4, "fourth ban"),
+        (5, "fifth ban"),
+        (6, "ban number 6"),
+        (70, "ban number 70"),
+    ],
 )
 def test_a_ban_says_which_it_is(level: int, words: str) -> None:
     assert ban_in_words(level) == words
@@ -118,6 +153,40 @@ def test_the_time_that_is_left_is_in_seconds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("now", "seconds", "second"),
+    [
+        pytest.param(START, 0.0, 0, id="a whole second"),
+        pytest.param(START + 1, 0.0, 1, id="a part of a second"),
+        pytest.param(START - 1, 0.0, 0, id="just before a second"),
+        pytest.param(START, 2.0, 2, id="two seconds later"),
+        pytest.param(START, 1.000001, 2, id="a second and a part later"),
+        pytest.param(START, 0.9999999, 1, id="a second later but for less than a microsecond"),
+    ],
+)
+def test_a_local_moment_is_rounded_up_to_a_second(now: int, seconds: float, second: int) -> None:
+    assert local_moment(now, seconds) == datetime(2025, 11, 21, 4, 40, second, tzinfo=UTC)
+
+
+def test_a_moment_has_the_format_of_the_language_with_its_time_zone() -> None:
+    moment = datetime(2025, 11, 21, 4, 40, tzinfo=UTC)
+
+    assert moment_in_words(moment) == "Nov. 21, 2025, 4:40 a.m. UTC"
+    assert moment_in_words(moment, "SHORT_DATE_FORMAT") == "11/21/2025 UTC"
+
+
+@pytest.mark.parametrize(
+    ("moment", "words"),
+    [
+        pytest.param(START + 5 * SECOND, "04:40:05 UTC", id="today"),
+        pytest.param(START - DAY, "November 20, 04:40:00 UTC", id="yesterday"),
+    ],
+)
+def test_a_second_has_its_day_unless_that_is_today(moment: int, words: str) -> None:
+    with freeze(START):
+        assert second_in_words(moment) == words
+
+
+@pytest.mark.parametrize(
     ("options", "name", "words"),
     [
         pytest.param(
@@ -142,6 +211,16 @@ def test_the_time_that_is_left_is_in_seconds() -> None:
             id="shares of tiers",
         ),
         pytest.param({"exempt": "10.0.0.0/8"}, "exempt", "10.0.0.0/8", id="an exempt network"),
+        pytest.param({"exempt": "staff"}, "exempt", "staff users", id="exempt staff"),
+        pytest.param(
+            {"exempt": [is_test, "staff", "10.0.0.0/8", "192.0.2.1"]},
+            "exempt",
+            f"10.0.0.0/8, 192.0.2.1/32, staff users, {__name__}.is_test",
+            id="all who can be exempt",
+        ),
+        pytest.param({"key": ("ip", "header:X-Device")}, "key", "ip, header:X-Device", id="two keys"),
+        pytest.param({"methods": ["POST", "PUT"]}, "methods", "POST, PUT", id="methods"),
+        pytest.param({"shadow": True}, "shadow", "True", id="a switch"),
     ],
 )
 def test_the_value_of_an_option_is_a_sentence(options: dict[str, Any], name: str, words: str) -> None:
@@ -216,12 +295,25 @@ EVENT = Event(
         ),
         pytest.param({"level": 2}, "second ban, for good", id="a ban for good"),
         pytest.param({"level": 1, "reason": "spam"}, "first ban, for good: spam", id="a ban with a reason"),
+        pytest.param({"level": 1, "until": START + 60 * SECOND}, "first ban, until 04:41:00 UTC", id="a ban"),
+        pytest.param(
+            {"kind": "refused", "reason": "override", "until": START + 60 * SECOND},
+            "by an override, until 04:41:00 UTC",
+            id="a refusal by an override",
+        ),
+        pytest.param({"kind": "refused", "reason": "banned"}, "banned, for good", id="a refusal by a ban"),
+        pytest.param(
+            {"kind": "refused", "cost": 1_000, "remaining": 5, "capacity": 9_000},
+            "needed 1,000, 5 of 9,000 are left, for good",
+            id="a refusal by a limit",
+        ),
         pytest.param({"kind": "refused", "reason": "blocked"}, "blocked by an override, for good", id="a block"),
         pytest.param({"kind": "refused", "reason": "odd"}, "odd, for good", id="another reason"),
     ],
 )
 def test_an_event_says_what_happened(given: dict[str, Any], words: str) -> None:
-    assert event_in_words(replace(EVENT, **given)) == words
+    with freeze(START):
+        assert event_in_words(replace(EVENT, **given)) == words
 
 
 @pytest.mark.parametrize(
@@ -265,11 +357,33 @@ def test_it_says_until_when_a_rule_refuses(seconds: float | None, why: str, word
     assert refused_until(seconds, START, "login", why) == words
 
 
-def test_the_numbers_of_a_flood_are_grouped() -> None:
-    flood = Flood([replace(EVENT, kind="refused")], 1_234)
+def test_it_says_the_day_until_which_a_rule_refuses_unless_that_is_today() -> None:
+    assert refused_until(86_400, START, "login") == "refused by login until November 22, 04:40:00 UTC"
+
+
+@pytest.mark.parametrize(
+    ("subjects", "number", "words"),
+    [
+        pytest.param("ip:192.0.2.1", 1_234, "refused 1,234 addresses since 04:40:00 UTC", id="addresses"),
+        pytest.param("user:7", 1_234, "refused 1,234 users since 04:40:00 UTC", id="users"),
+        pytest.param("org:7", 1_234, "refused 1,234 subjects since 04:40:00 UTC", id="others"),
+    ],
+)
+def test_the_numbers_of_a_flood_are_grouped(subjects: str, number: int, words: str) -> None:
+    flood = Flood([replace(EVENT, kind="refused", subject=subjects)], number)
 
     with freeze(START):
-        assert flood_in_words(flood) == "refused 1,234 addresses since 04:40:00 UTC"
+        assert flood_in_words(flood) == words
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(1, "1 time since 04:40:00 UTC"), (1_200, "1,200 times since 04:40:00 UTC")]
+)
+def test_a_flood_of_one_subject_is_counted_by_its_refusals(number: int, words: str) -> None:
+    flood = Flood([replace(EVENT, kind="refused")] * number, 1)
+
+    with freeze(START):
+        assert flood_in_words(flood) == words
 
 
 LIMIT = LimitStatus(
@@ -295,6 +409,10 @@ LIMIT = LimitStatus(
         pytest.param(
             {"retry_after": None, "instead": "allow"}, "the next hit is admitted, and not counted", id="without a store"
         ),
+        pytest.param({"instead": "deny"}, "no hit is admitted while Redis refuses writes", id="denied without a store"),
+        pytest.param(
+            {"instead": "local"}, "each process decides by itself while Redis refuses writes", id="by each process"
+        ),
     ],
 )
 def test_a_limit_says_when_the_next_hit_is_admitted(given: dict[str, Any], words: str) -> None:
@@ -307,6 +425,8 @@ def test_a_limit_says_when_the_next_hit_is_admitted(given: dict[str, Any], words
         pytest.param({}, "", id="as its rule says"),
         pytest.param({"why": "blocked"}, "blocked by an override", id="a block"),
         pytest.param({"why": "exempt"}, "exempt by an override", id="an exemption"),
+        pytest.param({"why": "override"}, "by an override", id="another rate"),
+        pytest.param({"why": "banned"}, "banned", id="a ban"),
         pytest.param({"why": "blocked", "shadow": True}, "a shadow rule: it only reports", id="a shadow"),
     ],
 )
@@ -314,10 +434,22 @@ def test_a_limit_says_what_takes_its_place(given: dict[str, Any], words: str) ->
     assert str(why_in_words(replace(LIMIT, **given))) == words
 
 
+ENDS = datetime(2025, 12, 1, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(
     ("given", "row", "words"),
     [
         pytest.param({}, {"rate": "+500"}, "1,500 = 1,000 + 500", id="units"),
+        pytest.param(
+            {}, {"rate": "+500", "expires": ENDS}, "1,500 = 1,000 + 500 until December 1", id="units until a day"
+        ),
+        pytest.param(
+            {"rule": "plans", "tier": "free", "limit": 600},
+            {"rate": "+500"},
+            "600 = 100 of plan free + 500",
+            id="units of a plan",
+        ),
         pytest.param({}, None, "", id="no override"),
         pytest.param({}, {"mode": "exempt"}, "", id="an exemption"),
         pytest.param({"why": ""}, {"rate": "+500"}, "", id="an override that does not hold"),
@@ -328,12 +460,25 @@ def test_a_limit_says_what_takes_its_place(given: dict[str, Any], words: str) ->
     ],
 )
 def test_a_top_up_says_what_it_adds(
-    given: dict[str, Any], row: dict[str, str] | None, words: str, settings: Any
+    given: dict[str, Any], row: dict[str, Any] | None, words: str, settings: Any
 ) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"a": "1000/d"}}
+    plans = {"rate": {"free": "100/d", "pro": "900/d"}, "tier": str}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"a": "1000/d", "plans": plans}}
     limit = replace(LIMIT, **{"limit": 1_500, "why": "override", **given})
 
-    assert raise_in_words(limit, None if row is None else QuotaOverride(subject="user:42", **row)) == words
+    with freeze(START):
+        assert raise_in_words(limit, None if row is None else QuotaOverride(subject="user:42", **row)) == words
+
+
+def test_a_top_up_ends_in_local_time_on_a_site_without_time_zones(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"a": "1000/d"}}
+    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
+    row = QuotaOverride(subject="user:42", rate="+500", expires=datetime(2025, 11, 21, 20))  # noqa: DTZ001 — of such a site
+
+    with freeze(START):
+        said = raise_in_words(replace(LIMIT, limit=1_500, why="override"), row)
+
+    assert said == "1,500 = 1,000 + 500 until 20:00:00 JST"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,31 @@
 
 import re
 from html import unescape
+from typing import Any
+
+from django.test import Client
+
+from django_quota.testing import freeze
+from tests.support.steps import START
+
+
+def html_of(client: Client, url: str, **form: Any) -> str:
+    """Return a page at START, after a form was sent if there is one."""
+    with freeze(START):
+        answer = client.post(f"/admin/django_quota/{url}", form) if form else client.get(f"/admin/django_quota/{url}")
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def said(client: Client, url: str, **form: Any) -> list[str]:
+    """Return what a page says at START, after a form was sent if there is one."""
+    return lines_of(html_of(client, url, **form))
+
+
+def below_search(lines: list[str]) -> list[str]:
+    """Return the lines below the form of a search and its help."""
+    (form,) = [number for number, line in enumerate(lines) if line.endswith("} Find") or line == "Find"]
+    return lines[form + 2 :]
 
 
 def lines_of(html: str) -> list[str]:

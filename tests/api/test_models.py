@@ -126,6 +126,53 @@ def test_a_row_that_contradicts_itself_or_its_rule_is_a_problem_of_a_field(
 
 
 @pytest.mark.parametrize(
+    ("values", "problems"),
+    [
+        pytest.param({"mode": "exempt"}, {}, id="nothing"),
+        pytest.param(
+            {"starts": NOW, "expires": NOW}, {"expires": ["It must expire after it starts."]}, id="an end at the start"
+        ),
+        pytest.param({"mode": "rate"}, {"rate": ["This mode needs a rate, such as 100/m."]}, id="no rate"),
+        pytest.param(
+            {"rate": "10/m"},
+            {"rate": ['A rate belongs to the mode "another rate", and to no other.']},
+            id="a rate of a block",
+        ),
+        pytest.param(
+            {"mode": "rate", "rate": "9/m", "rule": "broken"},
+            {"rate": ["It does not fit its rule: QUOTA[\"RULES\"]['broken']: 'of' is not an option of a rule."]},
+            id="a rule that cannot be read",
+        ),
+        pytest.param(
+            {"mode": "rate", "rate": "10/month"},
+            {"rate": ["'10/month' is not a rate: 'sliding_window' does not count in months (at position 3)."]},
+            id="a rate that the rule does not know",
+        ),
+        pytest.param(
+            {"subject": "ip:nowhere", "mode": "rate"},
+            {
+                "subject": ["'ip:nowhere' is not an IP address. Use, for example, 'ip:203.0.113.9'."],
+                "rate": ["This mode needs a rate, such as 100/m."],
+            },
+            id="two problems",
+        ),
+    ],
+)
+def test_a_row_says_what_is_wrong_with_it(
+    values: dict[str, Any], problems: dict[str, list[str]], settings: Any
+) -> None:
+    settings.QUOTA = {"RULES": {"search": "10/m", "broken": {"rate": "9/m", "of": "ip"}}}
+
+    with pytest.raises(ValidationError) if problems else nullcontext() as caught:
+        override(**values).clean()
+
+    found = caught.value.message_dict if caught else {}
+    assert {
+        name: [words.partition(" Known: ")[0].partition(" Use algorithm")[0] for words in found[name]] for name in found
+    } == problems
+
+
+@pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"mode": "exempt"}, "user:1, search: exempt"),
@@ -189,6 +236,26 @@ class TestTheDatabase:
             save(row)
 
         assert QuotaOverride.objects.get().subject == "user:1"
+
+    def test_a_row_of_which_some_fields_are_saved_has_the_number_of_the_change(self) -> None:
+        row = override()
+        row.save()
+
+        row.reason = "spam"
+        row.save(update_fields=["reason"])
+
+        saved, last = QuotaOverride.objects.get(), OverrideChange.objects.latest("pk")
+        assert (saved.reason, saved.change, row.change) == ("spam", last.pk, last.pk)
+
+    def test_a_change_says_which_rows_it_deleted(self) -> None:
+        for pk in (71, 72, 73):
+            override(subject=f"user:{pk}", pk=pk).save()
+
+        QuotaOverride.objects.get(pk=71).delete()
+        QuotaOverride.objects.filter(pk__in=[72, 73]).order_by("pk").delete()
+
+        removed = OverrideChange.objects.order_by("pk").values_list("removed", flat=True)
+        assert list(removed) == ["", "", "", "71", "72 73"]
 
     @pytest.fixture
     def changed_rows(self) -> list[QuotaOverride]:
