@@ -172,7 +172,8 @@ def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest, monkeypatch
     that was forked meanwhile an async call would wait for the thread in which asgiref calls receivers.
 
     asgiref's thread lives on, and would lead the next test to the database of this one. Django never closes SQLite in
-    memory. Where a test has no database, the end of a response leaves the connections of earlier ones alone.
+    memory: a connection to `:memory:` from before the session made its database would have our tables for itself. Where
+    a test has no database, the end of a response leaves the connections of earlier ones alone.
     """
     for signal in SIGNALS:
         monkeypatch.setattr(signal, "receivers", [])
@@ -187,7 +188,8 @@ def nothing_is_left_to_the_next_test(request: pytest.FixtureRequest, monkeypatch
     opened: list[BaseDatabaseWrapper] = []
 
     def note(connection: BaseDatabaseWrapper, **_: Any) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        is_private = connection.settings_dict["NAME"] == ":memory:"
+        if is_private or threading.current_thread() is not threading.main_thread():
             opened.append(connection)
 
     connection_created.connect(note)
