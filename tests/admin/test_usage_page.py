@@ -130,6 +130,18 @@ def test_rows_are_shown_where_redis_does_not_answer(admin: Client, settings: Any
     assert "1,234" in reply.content.decode()
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_only_a_store_that_answers_can_say_that_there_are_no_checks(
+    answers: bool, admin: Client, settings: Any, redis_cache: Any
+) -> None:
+    if not answers:
+        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+
+    html = page(admin, subject="user:1").content.decode()
+
+    assert ("There are no checks yet." in html, "The store does not answer." in html) == (answers, not answers)
+
+
 def charts(html: str) -> list[ElementTree.Element]:
     return [
         ElementTree.fromstring(f"<svg{part.partition('</svg>')[0]}</svg>")

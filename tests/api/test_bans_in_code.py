@@ -155,6 +155,15 @@ class TestInEachStore:
             assert do(unban, aunban, named, SUBJECT) == number
             assert len(bans_of(SUBJECT)) == 2 - number
 
+    @pytest.mark.parametrize("name", ["shop:export", "two words", "für alle"])
+    def test_unban_lifts_the_ban_of_a_rule_of_any_name(self, name: str, do: Do) -> None:
+        rule = Rule.make(name, "5/d", ban=BAN)
+        with freeze(START):
+            ban(rule, SUBJECT, 600)
+
+            assert do(unban, aunban, rule, SUBJECT) == 1
+            assert bans_of(SUBJECT) == []
+
     def test_unban_has_nothing_to_lift_the_second_time(self, do: Do) -> None:
         with freeze(START):
             ban("search", SUBJECT, 600)

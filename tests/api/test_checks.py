@@ -552,6 +552,10 @@ BY_PHONE = quota("5/m", key="post:phone")
     [
         pytest.param({}, [BY_PHONE], False, id="a view alone"),
         pytest.param({}, [BY_PHONE, quota("9/m", key="ip", name="b")], True, id="a limit by address beside it"),
+        pytest.param(
+            {}, [quota("9/m", name="b", shadow=True), BY_PHONE], False, id="one that refuses nobody before it"
+        ),
+        pytest.param({}, [BY_PHONE, quota("9/m", name="b", shadow=True)], False, id="one that refuses nobody after it"),
         pytest.param({"site": BY_IP}, [BY_PHONE], True, id="a rule by address"),
         pytest.param({"site": {**BY_IP, "match": "/x/"}}, [BY_PHONE], False, id="a rule by address of other URLs"),
         pytest.param({"api": {"rate": "9/m", "key": "get:q"}}, [quota(rule="api")], False, id="a rule that is used"),

@@ -507,6 +507,13 @@ def both_in_use(database: Any, redis_server: RedisServer, raw: Any, settings: An
 
 
 @pytest.mark.usefixtures("both_in_use")
+def test_a_reset_of_all_that_is_found_says_what_it_deleted_in_both_stores() -> None:
+    found = reset_found(None, "user:1")
+
+    assert (found.rules, found.deleted) == (["burst", "month"], 2)
+
+
+@pytest.mark.usefixtures("both_in_use")
 def test_a_roll_up_moves_the_days_of_both_stores() -> None:
     call_command("quota_rollup", stdout=StringIO(), stderr=StringIO())
     assert set(DailyCounter.objects.values_list("rule", "units")) == {("month", 2), ("burst", 1)}

@@ -27,7 +27,7 @@ from django_quota.contrib.django_ratelimit.core import (
     read_rate,
     rule_of_group,
 )
-from django_quota.contrib.django_ratelimit.decorators import ratelimit
+from django_quota.contrib.django_ratelimit.decorators import ratelimit, rules_of_ratelimits
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
 from django_quota.contrib.django_ratelimit.middleware import RatelimitMiddleware
 from django_quota.limiting.known_rules import known_rules
@@ -578,6 +578,14 @@ class TestSites:
     )
     def test_the_rules_of_views_are_known(self, name: str) -> None:
         assert name in known_rules()
+
+
+@pytest.mark.parametrize("wrong", ["ten", of_the_group], ids=["a wrong rate", "a function"])
+def test_a_rate_that_makes_no_rule_hides_no_rule_of_other_views(wrong: Any) -> None:
+    views = [ratelimit(key="ip", rate=rate, group=group)(ok) for rate, group in ((wrong, "a"), ("7/m", "b"))]
+    patterns = [path(f"{number}/", view) for number, view in enumerate(views)]
+
+    assert [rule.name for rule in rules_of_ratelimits(patterns)] == ["b 7/m"]
 
 
 def findings(settings: Any, *views: Any) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """What is copied from a store to another one is what the specification keeps, and decides the same from then on."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -11,7 +12,9 @@ from django_quota.core.algorithms.sliding_window import WindowEntry
 from django_quota.core.algorithms.subscription import PeriodCount
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.clock import DAY
+from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import KEY_KINDS
+from django_quota.engine.operations import DictStates
 from django_quota.engine.state_copies import ReadStates, StateCopy, WriteStates
 from django_quota.features.counters.operations import Set, UniqueCount
 from tests.core.test_state_machines import Counters, Leases, Plans, TakenAhead, Upkeep
@@ -48,6 +51,12 @@ OF_EACH_KIND: dict[str, tuple[str, Any]] = {
     "message": ("sent:api:2025-11-21:pro:p1", 7),
 }
 """The part of a key after the subject, and what it holds."""
+
+
+def test_what_a_store_cannot_read_is_called_foreign() -> None:
+    states = Mock(spec=DictStates, **{"get.side_effect": StoreDataError("it is no count")})
+
+    assert ReadStates(["quota:1:{user:1}:c:credits"]).run(states, START) == ["foreign"]
 
 
 @pytest.mark.parametrize(("part", "value"), OF_EACH_KIND.values(), ids=OF_EACH_KIND)

@@ -344,6 +344,34 @@ def test_no_store_differs_in_what_was_taken_on_two_days(
     assert units == ([] if hit.grants_keys else [min(actual, 3), max(0, actual - 3)])  # the oldest is used first
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+def test_no_store_differs_while_its_clock_is_back_by_half_a_minute(places: Places, algorithm: str) -> None:
+    """A refused hit moves the bucket back with the clock, once: the next one does not count the step again."""
+    question = Question([Ask(Rule.make("few", "2/m", algorithm=algorithm), "user:1", 1)])
+
+    for moment in (0, 0, 0, -30, -30, -15, -1, 0, 1, 30):
+        places.decide(question, "check", START + moment * SECOND)
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("actual", [0, 1, 2, 3, 4, 5])
+def test_no_store_differs_in_which_units_that_expire_come_back(places: Places, actual: int) -> None:
+    """What was used counts against what expires first."""
+    question = Question([Ask(CREDITS, "user:1", 5)])
+    (hit,) = question.hits
+    keys = (hit.limits[0].key, *hit.grants_keys)
+    places.run(counters.Set(keys, 1, TTL), START)
+    for order in (1, 2):
+        mark = hit.limits[0].key.replace("}:c:", "}:granted:") + f":{order}"
+        places.run(counters.AddGrant((*keys, mark), 2, TTL, order * DAY, str(order)), START)
+    receipt = question.receipt(places.decide(question, "check", START))
+
+    places.decide(question.settled(receipt, [actual], until=0), "adjust", START + SECOND)
+
+    places.run(counters.Grants(keys), START + SECOND)
+
+
 TEAMS = Rule.make("teams", {"free": "6/m", "team": "8/m"}, tier=lambda _: "team", daily=True)
 SEVERAL = [
     [PLANS.tiers["pro"], TEAMS.tiers["team"]],
