@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from django_quota.models import DailyCounter
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
 from tests.support.commands import Manage, Terminal, managing, said, wait_until
+from tests.support.databases import another_database, sqlite_database
 from tests.support.days import Died, before_rows_are_saved, count, dying
 from tests.support.inputs import inputs
 from tests.support.outages import mostly_late, no_answer
@@ -526,6 +528,17 @@ def test_a_batch_has_five_hundred_days_unless_another_number_is_given(monkeypatc
     said("quota_rollup")
 
     assert asked.call_args.args[1:3] == (500, "default")
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+def test_the_counts_arrive_in_the_database_that_is_named(sqlite: dict[str, Any], tmp_path: Path) -> None:
+    check("5/m", "user:1", 2, name="search", daily=True)
+
+    with another_database("usage", sqlite_database(Path(shutil.copy(sqlite["NAME"], tmp_path / "usage.sqlite3")))):
+        call_command("quota_rollup", "--database", "usage", stdout=StringIO())
+
+        assert list(DailyCounter.objects.using("usage").values_list("subject", "units")) == [("user:1", 2)]
+    assert not DailyCounter.objects.exists()
 
 
 def test_a_database_that_the_settings_do_not_name_is_an_error() -> None:
