@@ -9,7 +9,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.test import Client
 
 
-def _create_permissions() -> None:
+def have_permissions() -> None:
     """Create the permissions that an emptied database lacks, and drop the content types that Django has cached."""
     ContentType.objects.clear_cache()
     if not Permission.objects.filter(codename="view_user").exists():
@@ -19,7 +19,7 @@ def _create_permissions() -> None:
 
 def operator(*permissions: str, name: str = "operator", **client: Any) -> Client:
     """Return the client of a staff user with these permissions of django_quota (or `app.codename`)."""
-    _create_permissions()
+    have_permissions()
     user = User.objects.create_user(name, is_staff=True)
     for permission in permissions:
         app, _, codename = permission.rpartition(".")
@@ -30,7 +30,7 @@ def operator(*permissions: str, name: str = "operator", **client: Any) -> Client
 
 
 def superuser(name: str = "root", **client: Any) -> Client:
-    _create_permissions()
+    have_permissions()
     return _logged_in(User.objects.create_superuser(name, f"{name}@example.org"), client)
 
 

@@ -39,6 +39,7 @@ from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKey
 from django_quota.exceptions import StoreUnavailable
 from django_quota.limiting.registry import get_limiter
 from django_quota.testing import RedisServer, freeze
+from tests.admin.operators import have_permissions
 from tests.support.commands import ROOT, managing
 from tests.support.pages import blocks, marked
 from tests.support.ports import free_port
@@ -383,6 +384,7 @@ class TestView:
         ],
     )
     def test_a_user_with_the_permission_is_answered(self, permission: str, status: int, client: Client) -> None:
+        have_permissions()
         ann = User.objects.create_user("ann")
         ann.user_permissions.add(Permission.objects.get(codename=permission))
         client.force_login(ann)

@@ -685,9 +685,10 @@ class TestAFileOfStates:
         busy.sqlite_errorcode = sqlite3.SQLITE_BUSY_RECOVERY
         found = Mock(fetchall=lambda: [(1,)])
         database = Mock(execute=Mock(side_effect=[busy, found, found, found]))
-        monkeypatch.setattr(connection, "_connection", database)
+        with monkeypatch.context() as patched:  # the fixture closes the real one
+            patched.setattr(connection, "_connection", database)
 
-        assert connection.begin((), Statement("SELECT 1")) == [(1,)]
+            assert connection.begin((), Statement("SELECT 1")) == [(1,)]
 
     def test_is_opened_for_at_most_a_second(self, on_sqlite: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> None:
         """By then another process may have made its tables."""
