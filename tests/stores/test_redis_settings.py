@@ -320,16 +320,6 @@ SOME_DICT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("url", "is_encrypted"), [("rediss://10.0.0.1:6380/2", True), ("redis://10.0.0.1:6380/2", False)]
-)
-def test_the_url_of_a_server_says_whether_its_connections_are_encrypted(url: str, is_encrypted: bool) -> None:
-    options: Any = read_url(url)
-
-    assert options.pop("ssl", False) is is_encrypted
-    assert options == {"host": "10.0.0.1", "port": 6380, "db": 2}
-
-
 NO_CONNECTION = 'The options of QUOTA["REDIS"] do not make a connection'
 
 
