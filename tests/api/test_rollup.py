@@ -30,6 +30,7 @@ from django_quota.features.usage.days import last_tiers, recent_days, recent_usa
 from django_quota.features.usage.rollup import move, preview, roll_up
 from django_quota.management.commands import quota_rollup
 from django_quota.models import DailyCounter
+from django_quota.stores.scanning import Walk
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
 from tests.support.commands import Manage, Terminal, managing, said, wait_until
@@ -528,6 +529,23 @@ def test_a_batch_has_five_hundred_days_unless_another_number_is_given(monkeypatc
     said("quota_rollup")
 
     assert asked.call_args.args[1:3] == (500, "default")
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+@pytest.mark.parametrize(("walks", "step"), [(roll_up, "move"), (preview, "_counted_now")], ids=["moved", "previewed"])
+def test_a_server_of_several_that_does_not_answer_is_an_error_at_the_end(
+    walks: Any, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check("5/m", "user:1", name="search", daily=True)
+    walk = Walk(current_store())
+    monkeypatch.setattr(walk, "servers", [None, None])
+    monkeypatch.setattr("django_quota.features.usage.rollup.Walk", lambda _: walk)
+    monkeypatch.setattr(f"django_quota.features.usage.rollup.{step}", Mock(side_effect=StoreUnavailable("it is gone")))
+    found = walks(current_store())
+
+    assert next(found).days == 0
+    with pytest.raises(StoreUnavailable, match="it is gone"):
+        next(found)
 
 
 @pytest.mark.usefixtures("redis_cache", "database")
