@@ -51,8 +51,10 @@ local function member_of(grant)
   return integer(grant.left) .. ':' .. integer(grant.granted) .. ':' .. integer(grant.expires) .. ':' .. grant.id
 end
 
--- Writes what is left of grants. `ttl`: how long the total lives from now, in microseconds; it goes first.
+-- Writes what is left of grants, if there are or were any. `ttl`: how long the total lives from now, in microseconds; it
+-- goes first.
 local function write(grants, ttl)
+  if not grants.had_any and not grants.live[1] then return end
   if grants.has_expired then redis.call('ZREMRANGEBYSCORE', grants.grants_key, '-inf', integer(now)) end
   for _, member in ipairs(grants.dropped or {}) do redis.call('ZREM', grants.grants_key, member) end
   for _, grant in ipairs(grants.live) do

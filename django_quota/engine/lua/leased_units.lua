@@ -31,8 +31,6 @@ local function give_back_ended(leased_key, total_key, grants_key)
   -- Nothing went back: what has expired is still in the total.
   if grants.expired > 0 then need_grants().lower(grants) end
   if redis.call('PTTL', total_key) < left then redis.call('PEXPIRE', total_key, integer(left)) end
-  if grants.live[1] or grants.had_any then
-    need_grants().write(grants, 1000 * redis.call('PTTL', total_key) - 1000 * grace)
-  end
+  need_grants().write(grants, 1000 * redis.call('PTTL', total_key) - 1000 * grace)
   return #ended
 end
