@@ -89,6 +89,15 @@ const after = async (page, change = () => {}) => {
   return [...page.did, ...page.state()];
 };
 
+const pausedMeanwhile = async (page) => {
+  const [[refresh]] = page.timers.values();
+  page.timers.clear();
+  refresh();
+  page.pause.emit("click");
+  await settle();
+  return page.state();
+};
+
 const failing = new Error("no network");
 
 const scenarios = {
@@ -123,24 +132,8 @@ const scenarios = {
     page.pause.emit("click");
     return [...page.state(), page.pause.attributes["aria-pressed"]];
   },
-  "the overview is paused while it waits": async () => {
-    const page = overview(answer("new"));
-    const [[refresh]] = page.timers.values();
-    page.timers.clear();
-    refresh();
-    page.pause.emit("click");
-    await settle();
-    return page.state();
-  },
-  "the overview is paused while it fails": async () => {
-    const page = overview(failing);
-    const [[refresh]] = page.timers.values();
-    page.timers.clear();
-    refresh();
-    page.pause.emit("click");
-    await settle();
-    return page.state();
-  },
+  "the overview is paused while it waits": () => pausedMeanwhile(overview(answer("new"))),
+  "the overview is paused while it fails": () => pausedMeanwhile(overview(failing)),
   "the overview stays out": async () => {
     const page = overview(answer("no", { status: 403, ok: false }));
     await page.tick();
