@@ -317,7 +317,8 @@ def test_the_list_of_a_redis_names_who_is_banned_and_who_banned_them(client: Cli
 
     lines = below_search(said(client, "ban/?subject=user:7"))
 
-    now = re.compile(r"Nov\. \d+, 202\d, [\w:]+ [ap]\.m\. UTC(?= \| Nov\. 21, 2025, 5|; older)")  # of the server
+    moment = r"[A-Z][a-z]+\.? \d+, 20\d\d, (?:[\d:]+ [ap]\.m\.|noon|midnight) UTC"
+    now = re.compile(rf"{moment}(?= \| Nov\. 21, 2025, 5|; older)")  # of the server
     assert [now.sub("now", line) for line in lines] == [
         "Only bans of: ann (user:7) [subject/?subject=user%3A7] . Show all [ban/]",
         "Ban… [ban/set/]",
