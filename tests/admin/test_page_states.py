@@ -234,7 +234,7 @@ def test_the_form_of_a_ban_of_yourself_asks_for_a_tick(client: Client) -> None:
     ]
 
 
-def test_the_list_says_what_is_wrong_with_a_search(client: Client) -> None:
+def test_the_list_of_bans_says_what_is_wrong_with_a_search(client: Client) -> None:
     lines = said(client, "ban/", find="ip:nowhere")
 
     assert lines[:1] + below_search(lines) == [
@@ -247,7 +247,7 @@ def test_the_list_says_what_is_wrong_with_a_search(client: Client) -> None:
     ]
 
 
-def test_the_list_offers_the_rules_that_ban(client: Client) -> None:
+def test_the_list_of_bans_offers_the_rules_that_ban(client: Client) -> None:
     lines = said(client, "ban/?rule=login")
 
     assert lines[: len(lines) - len(below_search(lines))] == [
@@ -263,7 +263,7 @@ def test_the_list_offers_the_rules_that_ban(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("no_store")
-def test_the_list_has_blocks_alone_without_the_store(client: Client) -> None:
+def test_the_list_of_bans_has_only_blocks_without_the_store(client: Client) -> None:
     override("user:7", reason="spam", starts=BEGIN)
 
     lines = said(client, "ban/")
@@ -295,7 +295,7 @@ def test_the_list_has_blocks_alone_without_the_store(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_the_list_of_a_redis_without_bans_is_empty(client: Client, settings: Any) -> None:
+def test_the_list_of_bans_is_empty_where_redis_has_none(client: Client, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "STORE": "redis"}
 
     assert below_search(said(client, "ban/")) == [
@@ -308,7 +308,7 @@ def test_the_list_of_a_redis_without_bans_is_empty(client: Client, settings: Any
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_the_list_of_a_redis_names_who_is_banned_and_who_banned_them(client: Client, settings: Any) -> None:
+def test_the_list_of_bans_in_redis_names_who_is_banned_and_who_banned_them(client: Client, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "STORE": "redis"}
     ann, bob = User.objects.create_user("ann", pk=7), User.objects.create_user("bob", pk=8)
     override("user:7", starts=BEGIN, expires=BEGIN + timedelta(days=1))
@@ -349,7 +349,7 @@ def test_the_list_of_a_redis_names_who_is_banned_and_who_banned_them(client: Cli
     ]
 
 
-def test_the_list_says_that_there_are_no_events(client: Client, settings: Any) -> None:
+def test_the_list_of_bans_says_that_there_are_no_events(client: Client, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
 
     assert below_search(said(client, "ban/")) == [
@@ -1182,7 +1182,7 @@ def test_an_empty_list_of_daily_counters_has_no_file(client: Client) -> None:
     assert [line for line in lines if "dailycounter/export" in line] == []
 
 
-def test_the_usage_of_a_user_in_another_year(client: Client) -> None:
+def test_the_page_of_usage_shows_another_year_of_a_user(client: Client) -> None:
     User.objects.create_user("ann", pk=7)
     used()
     used(day=date(2024, 2, 27))
@@ -1219,7 +1219,7 @@ def test_the_usage_of_a_user_in_another_year(client: Client) -> None:
     ]
 
 
-def test_the_usage_of_nobody(client: Client) -> None:
+def test_the_page_of_usage_of_nobody_says_that_there_are_no_checks(client: Client) -> None:
     assert below_search(said(client, "dailycounter/usage/?subject=nobody")) == [
         "nobody",
         (
@@ -1532,13 +1532,13 @@ def busy(client: Client) -> None:
             "ban/set/",
             {"subject": "ip:127.0.0.1", "rule": "login", "span": "7d", "reason": ""},
             ["p.quota-warning", "p.errornote", "button.quota-destructive"],
-            id="ban/set/ with subject=ip:127.0.0.1, rule=login, span=7d, rea",
+            id="ban/set/ without a reason",
         ),
         pytest.param(
             "ban/set/",
             {"subject": "ip:127.0.0.1", "rule": "login", "span": "7d", "reason": "spam"},
             ["p.quota-warning", "div.errornote", "button.quota-destructive"],
-            id="ban/set/ with subject=ip:127.0.0.1, rule=login, span=7d, rea",
+            id="ban/set/ of your own address",
         ),
         pytest.param("ban/lift/", {"all": "1"}, ["p.quota-warning"], id="ban/lift/ with all=1"),
         pytest.param(
@@ -1609,7 +1609,7 @@ def busy(client: Client) -> None:
                 "p.errornote",
                 "button.quota-destructive",
             ],
-            id="subject/action/block/ with subject=user:7, on=*, confirmed=y",
+            id="subject/action/block/ without a reason",
         ),
         pytest.param(
             "dailycounter/usage/", {}, ["action: /admin/django_quota/dailycounter/usage/"], id="dailycounter/usage/"
@@ -1652,19 +1652,19 @@ def busy(client: Client) -> None:
             "quotaoverride/preview/",
             {"subject": "user:7", "rule": "login", "mode": "exempt"},
             [],
-            id="quotaoverride/preview/ with subject=user:7, rule=login, mode",
+            id="quotaoverride/preview/ of a user",
         ),
         pytest.param(
             "quotaoverride/preview/",
             {"subject": "nobody", "rule": "login", "mode": "exempt", "starts_0": "2099-01-02", "starts_1": "10:00"},
             ["datetime: 2099-01-02T10:00:00+00:00", "p.quota-warning"],
-            id="quotaoverride/preview/ with subject=nobody, rule=login, mode",
+            id="quotaoverride/preview/ of nobody, from a day to come",
         ),
         pytest.param(
             "quotaoverride/",
             {"action": "block_selected", "_selected_action": "71"},
             ["p.quota-warning"],
-            id="quotaoverride/ with action=block_selected, _selected_action=",
+            id="quotaoverride/ before a block of the selected",
         ),
     ],
 )
@@ -1772,7 +1772,7 @@ def head_of(html: str) -> list[str]:
                 "Home [] > Quotas [] > Overrides [quotaoverride/] > Are you sure?",
                 "",
             ],
-            id="quotaoverride/ with action=block_selected, _selected_action=",
+            id="quotaoverride/ before a block of the selected",
         ),
     ],
 )
