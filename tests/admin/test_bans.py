@@ -20,6 +20,7 @@ from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.lookup import parse_subject_input
 from django_quota.testing import server_programs
 from tests.admin.operators import operator, superuser
+from tests.admin.texts import NO_ANSWER, messages_of
 from tests.support.stores import caches
 
 PAGE = "/admin/django_quota/ban/"
@@ -79,11 +80,6 @@ def lift(client: Client, *pairs: str, **given: Any) -> str:
 
     assert answer.redirect_chain[-1][0].partition("?")[0] == PAGE
     return question + answer.content.decode()
-
-
-def messages_of(answer: Any) -> list[tuple[str, str]]:
-    """Return the kind and the words of each message of a page."""
-    return [(each.level_tag, str(each)) for each in answer.context["messages"]]
 
 
 def banned_ann() -> str:
@@ -582,16 +578,12 @@ class TestWithoutTheStore:
 
         assert "1 ban was lifted." in lift(superuser(), all="1")
 
-    FAILS = (
-        "The quota store is unavailable: ConnectionError: Error 2 connecting to /nowhere/redis.sock. No such file or"
-    )
-
     def test_a_lift_does_not_say_that_there_was_no_ban(self) -> None:
         fields = {"bans": f"[{pair(SUBJECT)}]", "confirmed": "yes"}
 
         answer = superuser().post(f"{PAGE}lift/", fields, follow=True)
 
-        assert messages_of(answer) == [("error", f"{self.FAILS} directory.")]
+        assert messages_of(answer) == [("error", NO_ANSWER)]
 
     def test_a_block_is_lifted_though_a_ban_is_not(self) -> None:
         block()
@@ -599,7 +591,7 @@ class TestWithoutTheStore:
 
         answer = superuser().post(f"{PAGE}lift/", fields, follow=True)
 
-        assert messages_of(answer) == [("error", f"{self.FAILS} directory."), ("success", "1 ban was lifted.")]
+        assert messages_of(answer) == [("error", NO_ANSWER), ("success", "1 ban was lifted.")]
         assert LogEntry.objects.get().change_message == "Lift ban: 1 ban was lifted."
 
 

@@ -29,6 +29,7 @@ from django_quota.models import QuotaOverride
 from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
+from tests.admin.texts import messages_of
 from tests.support.rows import has_words
 from tests.support.steps import START
 
@@ -1115,8 +1116,7 @@ class TestActions:
         )
 
         assert LogEntry.objects.get().change_message == words
-        said = [(each.level_tag, str(each)) for each in answer.context["messages"]]
-        assert said == [("success", words.partition(": ")[2])]
+        assert messages_of(answer) == [("success", words.partition(": ")[2])]
 
     @pytest.mark.parametrize(("seconds", "is_right"), [(0, False), (60, True)], ids=["now", "a minute later"])
     def test_an_end_is_in_the_future(self, seconds: int, is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:

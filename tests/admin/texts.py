@@ -1,4 +1,4 @@
-"""What a page says, line by line."""
+"""What a page says, line by line, and its messages."""
 
 import re
 from html import unescape
@@ -8,6 +8,12 @@ from django.test import Client
 
 from django_quota.testing import freeze
 from tests.support.steps import START
+
+NO_ANSWER = (
+    "The quota store is unavailable: ConnectionError: Error 2 connecting to /nowhere/redis.sock. No such file or "
+    "directory."
+)
+"""What the pages say of a Redis at `unix:///nowhere/redis.sock`."""
 
 
 def html_of(client: Client, url: str, **form: Any) -> str:
@@ -21,6 +27,11 @@ def html_of(client: Client, url: str, **form: Any) -> str:
 def said(client: Client, url: str, **form: Any) -> list[str]:
     """Return what a page says at START, after a form was sent if there is one."""
     return lines_of(html_of(client, url, **form))
+
+
+def messages_of(answer: Any) -> list[tuple[str, str]]:
+    """Return the kind and the words of each message of a page."""
+    return [(each.level_tag, str(each)) for each in answer.context["messages"]]
 
 
 def below_search(lines: list[str]) -> list[str]:
