@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from django.contrib import admin
 
 import django_quota
@@ -57,14 +58,18 @@ def test_each_style_is_that_of_an_element() -> None:
     assert classes_of_styles(STYLES) - named - of_variables - OF_LISTS == set()
 
 
-def test_each_element_that_a_script_looks_for_is_in_a_template() -> None:
+@pytest.mark.parametrize(
+    ("asked", "number", "written"),
+    [
+        pytest.param(r'getElementById\("([\w-]+)"\)', 2, 'id="{}"', id="by id"),
+        pytest.param(r'querySelector\("\[([\w-]+)\]"\)', 3, r"\s{}[\s>]", id="by attribute"),
+        pytest.param(r'querySelector\("[^"]*\.(quota-[\w-]+)"\)', 2, 'class="{}[" ]', id="by class"),
+    ],
+)
+def test_each_element_that_a_script_looks_for_is_in_a_template(asked: str, number: int, written: str) -> None:
     scripts = "".join(each.read_text() for each in STYLES.glob("*.js"))
     templates = "".join(each.read_text() for each in TEMPLATES.rglob("*.html"))
 
-    ids = re.findall(r'getElementById\("([\w-]+)"\)', scripts)
-    attributes = re.findall(r'querySelector\("\[([\w-]+)\]"\)', scripts)
-    classes = re.findall(r'querySelector\("[^"]*\.(quota-[\w-]+)"\)', scripts)
-    assert (len(ids), len(attributes), len(classes)) == (2, 3, 2)
-    assert [each for each in ids if f'id="{each}"' not in templates] == []
-    assert [each for each in attributes if not re.search(rf"\s{each}[\s>]", templates)] == []
-    assert [each for each in classes if not re.search(rf'class="{each}[" ]', templates)] == []
+    names = re.findall(asked, scripts)
+    assert len(names) == number
+    assert [each for each in names if not re.search(written.format(each), templates)] == []
