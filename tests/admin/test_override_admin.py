@@ -448,14 +448,6 @@ class TestPreview:
         assert 'value="100/m"' in shown
         assert 'class="errornote"' not in shown
 
-    def test_it_says_why_a_rule_cannot_be_read(self, settings: Any) -> None:
-        settings.QUOTA = {**settings.QUOTA, "RULES": {"broken": {"rate": "often"}}}
-
-        shown = preview(superuser(), rule="*", mode="blocked", rate="")
-
-        where = "QUOTA[&quot;RULES&quot;][&#x27;broken&#x27;]"
-        assert f"<p>broken: {where}: &#x27;often&#x27; is not a rate: the count is not a whole number" in shown
-
     def test_a_live_preview_is_a_part_of_a_page(self, three_used: None) -> None:
         assert "<html" not in preview(superuser())
 
