@@ -87,24 +87,20 @@ def test_it_shows_who_was_refused(client: Client) -> None:
     assert re.search(rf"{SUBJECT}(</a>|</span>)\s*</th><td class=\"quota-number\">2<", shown(client))
 
 
-def ranked(rules: list[RuleActivity], monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """Return the rules in the order of the overview."""
-    found = replace(activity(), rules=rules)
-    monkeypatch.setattr(overview, "activity", lambda: found)
-    return [rule.rule for rule, _ in overview._figures(current_store())["rules"]]
-
-
 @pytest.mark.usefixtures("memory_store")
 def test_rules_that_refused_as_many_are_in_the_order_of_their_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = [
+        RuleActivity(OTHER, allowed=9_000, refused=900),
+        RuleActivity("quiet", allowed=1, refused=2),
+        RuleActivity("busy", allowed=90, refused=2),
+        RuleActivity("strict", allowed=0, refused=3),
+    ]
     with freeze(START):
-        rules = [
-            RuleActivity(OTHER, allowed=9_000, refused=900),
-            RuleActivity("quiet", allowed=1, refused=2),
-            RuleActivity("busy", allowed=90, refused=2),
-            RuleActivity("strict", allowed=0, refused=3),
-        ]
+        found = replace(activity(), rules=rules)
+        monkeypatch.setattr(overview, "activity", lambda: found)
+        figures = overview._figures(current_store())
 
-        assert ranked(rules, monkeypatch) == ["strict", "busy", "quiet", None]
+    assert [rule.rule for rule, _ in figures["rules"]] == ["strict", "busy", "quiet", None]
 
 
 @pytest.mark.usefixtures("states_on_sqlite")
@@ -677,7 +673,7 @@ class TestActivity:
 
             assert subjects_seen() == ["user:2", "user:3", "user:1"]
 
-    def test_those_of_other_events_are_seen_after_them_once(self) -> None:
+    def test_subjects_with_a_warning_alone_are_seen_after_refused_ones(self) -> None:
         with freeze(START):
             for subject in ("user:1", "user:2"):
                 check("5/m", subject, 5)  # a warning
@@ -916,8 +912,8 @@ def answering(**info: Any) -> Any:
 def test_the_state_of_a_server_is_what_it_answers(
     versions: dict[str, str], version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moments = iter([1.0, 1.25])
-    monkeypatch.setattr("django_quota.operating.health.time", SimpleNamespace(perf_counter=lambda: next(moments)))
+    clock = SimpleNamespace(perf_counter=iter([1.0, 1.25]).__next__)
+    monkeypatch.setattr("django_quota.operating.health.time", clock)
     info = {"uptime_in_seconds": 11, "connected_clients": 12, "used_memory": 13, "maxmemory": 14}
 
     found = health(answering(**info, **versions, role="master", maxmemory_policy="noeviction"), "quota")

@@ -47,6 +47,7 @@ BY_USER: dict[str, Any] = {
     "odd": {"rate": lambda request: "1/m", "key": "user"},
     "signup": {"rate": "5/m", "key": "ip"},
 }
+LOGIN_BACKENDS = ["django_quota.contrib.auth.LoginQuotaBackend", "django.contrib.auth.backends.ModelBackend"]
 LOGIN = {"rate": "2/h", "ban": {"after": "1/m", "for": ["10m", "1h"]}}
 
 
@@ -423,10 +424,7 @@ class TestFailedLogins:
     @pytest.fixture(autouse=True)
     def ann(self, rules: None, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "10/m"}, "LOGIN": {"5/10m": ["username", "ip"]}}
-        settings.AUTHENTICATION_BACKENDS = [
-            "django_quota.contrib.auth.LoginQuotaBackend",
-            "django.contrib.auth.backends.ModelBackend",
-        ]
+        settings.AUTHENTICATION_BACKENDS = LOGIN_BACKENDS
         User.objects.create_user("ann", "ann@example.org", pk=42)
 
     def test_the_page_of_a_user_leads_to_those_of_the_name(self) -> None:
@@ -1271,10 +1269,7 @@ class TestRaising:
 
     def test_a_raise_of_an_address_leaves_its_logins(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "LOGIN": {"5/10m": "ip"}, "RULES": {"signup": BY_USER["signup"]}}
-        settings.AUTHENTICATION_BACKENDS = [
-            "django_quota.contrib.auth.LoginQuotaBackend",
-            "django.contrib.auth.backends.ModelBackend",
-        ]
+        settings.AUTHENTICATION_BACKENDS = LOGIN_BACKENDS
 
         act(superuser(), "raise", subject="ip:203.0.113.9", factor="5")
 
@@ -1334,10 +1329,7 @@ class TestRaising:
 
     def test_a_rule_of_failed_logins_is_raised_by_its_name(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "LOGIN": {"5/10m": "ip"}}
-        settings.AUTHENTICATION_BACKENDS = [
-            "django_quota.contrib.auth.LoginQuotaBackend",
-            "django.contrib.auth.backends.ModelBackend",
-        ]
+        settings.AUTHENTICATION_BACKENDS = LOGIN_BACKENDS
         (rule,) = known_login_rules()
 
         act(superuser(), "raise", rule.name, subject="ip:203.0.113.9", factor="5")

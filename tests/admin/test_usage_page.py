@@ -122,20 +122,23 @@ def test_what_the_memory_store_has_is_moved_too(admin: Client) -> None:
     assert dict(reply.context["totals"])["Today"] == (2, 1, 2)
 
 
+NO_REDIS = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+
+
 def test_rows_are_shown_where_redis_does_not_answer(admin: Client, settings: Any) -> None:
-    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+    settings.CACHES = NO_REDIS
     row("user:1", allowed=1234)
     reply = page(admin, subject="user:1")
     assert "The store does not answer" in reply.content.decode()
     assert "1,234" in reply.content.decode()
 
 
-@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("answers", [True, False], ids=["it answers", "it does not answer"])
 def test_only_a_store_that_answers_can_say_that_there_are_no_checks(
     answers: bool, admin: Client, settings: Any, redis_cache: Any
 ) -> None:
     if not answers:
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+        settings.CACHES = NO_REDIS
 
     html = page(admin, subject="user:1").content.decode()
 
