@@ -609,6 +609,7 @@ def test_the_overview_shows_the_figures_of_a_redis(client: Client, monkeypatch: 
     ]
 
 
+@pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize(
     "page",
     [
