@@ -320,7 +320,7 @@ def test_an_address_that_a_proxy_does_not_name_is_logged_once(
     assert (record.name, record.levelname, record.getMessage()) == ("django_quota.web", level, words)
 
 
-def test_of_two_proxies_the_one_that_sent_what_is_no_address_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_the_proxy_that_sent_what_is_not_an_address(caplog: pytest.LogCaptureFixture) -> None:
     log_everything_again()
 
     assert found(BY_PROXY, forwarded="a, 10.0.0.2") == "10.0.0.2"
