@@ -1,7 +1,7 @@
 """What each page of the admin says while something is wrong, missing, or there is much of it."""
 
 import re
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from html import unescape
 from typing import Any
 from urllib.parse import quote
@@ -22,10 +22,10 @@ from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.testing import freeze
 from tests.admin.markup import faults_of, hints_of
 from tests.admin.operators import operator, superuser
+from tests.admin.rows import BEGIN, END, override
 from tests.admin.texts import NO_ANSWER, below_search, html_of, lines_of, said
 from tests.support.steps import START
 
-BEGIN, END = datetime(2025, 11, 1, tzinfo=UTC), datetime(2099, 1, 2, tzinfo=UTC)
 API: dict[str, Any] = {"rate": "10/m; 500/h", "key": "ip"}
 LOGIN = {"rate": "9/m", "ban": {"after": "9/m", "for": ["10m", "1h"]}}
 
@@ -54,10 +54,6 @@ def no_store(rules: None, settings: Any) -> None:
     """The Redis of the cache does not answer."""
     settings.QUOTA = {name: value for name, value in settings.QUOTA.items() if name != "STORE"}
     settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere/redis.sock"}}
-
-
-def override(subject: str, rule: str = "*", mode: str = "blocked", **given: Any) -> QuotaOverride:
-    return QuotaOverride.objects.create(subject=subject, rule=rule, mode=mode, **given)
 
 
 def used(subject: str = "user:7", rule: str = "api", day: date = date(2025, 11, 20), **given: int) -> None:

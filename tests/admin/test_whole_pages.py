@@ -1,6 +1,6 @@
 """What each page of the admin says, from its first line to its last."""
 
-from datetime import UTC, date, datetime
+from datetime import date
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,10 +15,10 @@ from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.health import Health
 from django_quota.testing import freeze
 from tests.admin.operators import superuser
+from tests.admin.rows import BEGIN, END, override
 from tests.admin.texts import below_search, said
 from tests.support.steps import START
 
-BEGIN, END = datetime(2025, 11, 1, tzinfo=UTC), datetime(2099, 1, 2, tzinfo=UTC)
 RULES = {
     "api": {"rate": "10/m", "key": "ip"},
     "login": {"rate": "9/m", "ban": {"after": "9/m", "for": ["10m", "1h"]}},
@@ -38,10 +38,6 @@ def rules(settings: Any) -> None:
 @pytest.fixture
 def client(database: Any) -> Client:
     return superuser()
-
-
-def override(subject: str, rule: str = "*", mode: str = "blocked", **given: Any) -> QuotaOverride:
-    return QuotaOverride.objects.create(subject=subject, rule=rule, mode=mode, **given)
 
 
 @pytest.fixture
