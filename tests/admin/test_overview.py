@@ -505,7 +505,7 @@ class TestActivity:
         assert [(each.subject, each.count) for each in found[:2]] == [("user:21", 22), ("user:20", 21)]
         assert len(found) == 20
 
-    def test_it_is_of_a_moment_of_the_store(self) -> None:
+    def test_activity_has_the_moment_and_the_day_of_the_store(self) -> None:
         with freeze(START):
             found = activity()
 

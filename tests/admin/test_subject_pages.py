@@ -419,7 +419,7 @@ class TestLongerSubjects:
 
 
 class TestFailedLogins:
-    """On a site that limits failed logins."""
+    """The pages of subjects on a site that limits failed logins."""
 
     @pytest.fixture(autouse=True)
     def ann(self, rules: None, settings: Any) -> None:
@@ -427,15 +427,15 @@ class TestFailedLogins:
         settings.AUTHENTICATION_BACKENDS = LOGIN_BACKENDS
         User.objects.create_user("ann", "ann@example.org", pk=42)
 
-    def test_the_page_of_a_user_leads_to_those_of_the_name(self) -> None:
+    def test_the_page_of_a_user_leads_to_failed_logins(self) -> None:
         subject = quote(login_subject("ann"), safe="")
 
         assert f'<li><a href="?subject={subject}">Failed logins</a></li>' in page(superuser())
 
-    def test_the_page_of_an_address_leads_to_none(self) -> None:
+    def test_the_page_of_an_address_leads_to_no_failed_logins(self) -> None:
         assert ">Failed logins<" not in page(superuser(), "ip:203.0.113.9")
 
-    def test_whoever_may_not_see_users_is_not_led_to_them(self) -> None:
+    def test_whoever_may_not_see_users_is_not_led_to_failed_logins(self) -> None:
         assert ">Failed logins<" not in page(operator("view_subject"))
 
     def test_the_page_of_a_user_gives_no_all_clear(self) -> None:
@@ -444,7 +444,7 @@ class TestFailedLogins:
         assert "Other rules count it together with more." in verdict(shown)
         assert "quota-answer-yes" not in shown
 
-    def test_those_at_an_address_are_listed_by_the_name_of_the_user(self) -> None:
+    def test_failed_logins_at_an_address_are_listed_by_the_name_of_the_user(self) -> None:
         at_home = f"{login_subject('ann')}+ip:203.0.113.9"
         for _ in range(2):
             check("1/h", at_home, name="login")
