@@ -28,7 +28,7 @@ BUCKET = {"algorithm": "token_bucket"}
 
 
 @pytest.mark.parametrize(
-    ("name", "of_keys", "takes", "bound"),
+    ("name", "code", "takes", "bound"),
     [
         ("sliding_window", "sw", {"precision"}, "limit"),
         ("fixed_window", "fw", set(), "2 * limit"),
@@ -40,11 +40,11 @@ BUCKET = {"algorithm": "token_bucket"}
     ],
 )
 def test_an_algorithm_is_known_by_its_name_with_its_options_and_its_bound(
-    name: str, of_keys: str, takes: set[str], bound: str
+    name: str, code: str, takes: set[str], bound: str
 ) -> None:
     found = REGISTRY[name]
 
-    assert (found.name, found.code, set(found.takes), found.bound) == (name, of_keys, takes, bound)
+    assert (found.name, found.code, set(found.takes), found.bound) == (name, code, takes, bound)
 
 
 def test_the_decision_script_knows_these_algorithms() -> None:

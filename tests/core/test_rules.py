@@ -279,10 +279,8 @@ def test_a_tier_without_a_limit_neither_bans_nor_warns_nor_counts_refusals() -> 
             {"tz": "../passwd", "algorithm": "calendar"},
             "tz='../passwd' is not a known time zone. Use, for example, 'UTC' or 'Europe/Berlin'.",
         ),
-        ({"daily": "users"}, "daily='users' is not True, False or None."),
         ({"daily": 1}, "daily=1 is not True, False or None."),
         ({"count_refused": 1}, "count_refused=1 is not True or False."),
-        ({"on_unavailable": "open"}, "on_unavailable='open' is not 'allow', 'deny' or 'local'."),
         ({"cost": "5"}, "cost='5' of rule 'r' is not a whole number from 0 to 1000000000000. Use, for example, 1."),
         ({"cost": -1}, "cost=-1 of rule 'r' is not a whole number from 0 to 1000000000000. Use, for example, 1."),
         ({"cost": True}, "cost=True of rule 'r' is not a whole number from 0 to 1000000000000. Use, for example, 1."),
@@ -290,14 +288,6 @@ def test_a_tier_without_a_limit_neither_bans_nor_warns_nor_counts_refusals() -> 
         (
             {"cost": 10**12 + 1},
             "cost=1000000000001 of rule 'r' is not a whole number from 0 to 1000000000000. Use, for example, 1.",
-        ),
-        ({"cost": 0}, "cost=0 is below 1. Use 1, or a function of the request that returns 0 for free ones."),
-        (
-            {"costs": {"export": 0}},
-            (
-                "costs={'export': 0} is not a dict of whole numbers from 1 to 1,000,000,000,000 by the name of a "
-                "URL. Use, for example, {'export': 50, 'api:report': 20}."
-            ),
         ),
         ({"methods": "POTS"}, "methods='POTS': 'POTS' is not an HTTP method. Did you mean 'POST'?"),
         ({"methods": []}, "methods=[] are not HTTP methods. Use, for example, ['POST', 'PUT']."),
@@ -311,8 +301,6 @@ def test_a_tier_without_a_limit_neither_bans_nor_warns_nor_counts_refusals() -> 
             ),
         ),
         ({"exempt": "10.0.0.1/8"}, f"exempt='10.0.0.1/8': 10.0.0.1/8 has host bits set. {EXEMPT_EXAMPLE}"),
-        ({"exempt": []}, f"exempt=[] is empty. {EXEMPT_EXAMPLE}"),
-        ({"ban": "20/m"}, f"ban='20/m' is not a dict of 'after' and 'for'. {BAN_EXAMPLE}"),
         (
             {"ban": {"after": "20/m", "for": []}},
             f"ban['for']=[] does not list 1 to 16 durations. {BAN_EXAMPLE}",
@@ -352,21 +340,6 @@ def test_a_tier_without_a_limit_neither_bans_nor_warns_nor_counts_refusals() -> 
             ),
         ),
         ({"share": 0}, f"share=0 is not a share of the limit, from 0.001 to 1. {SHARE_EXAMPLE}"),
-        ({"share": {}}, f"share={{}} is not a dict by tier. {SHARE_EXAMPLE}"),
-        (
-            {"share": 0.5, "ban": BAN},
-            (
-                "share= cannot be combined with ban=: the refusals of one kind of request would count against all "
-                "kinds. Leave out share=."
-            ),
-        ),
-        (
-            {"distinct": True, "algorithm": "token_bucket"},
-            (
-                "algorithm= cannot be combined with distinct=: it counts different values in a sliding window, and "
-                "each value costs 1. Leave out algorithm=."
-            ),
-        ),
         (
             {"distinct": True, "rate": "10001/d"},
             (
@@ -481,7 +454,7 @@ def test_the_error_for_a_wrong_value_names_the_option_with_the_value(option: str
         ),
         (
             {"anonymous": 1},
-            ("There is no share for the tier 'authenticated'. Use 1.0 if requests of this tier may fill the limit."),
+            "There is no share for the tier 'authenticated'. Use 1.0 if requests of this tier may fill the limit.",
         ),
         (
             {"anonymous": 1, "authenticated": 1, "pro": 1},
@@ -627,8 +600,8 @@ def test_where_a_rule_applies_is_only_for_the_settings(option: str) -> None:
 
 
 TOO_MANY = (
-    "'1000001/s' is not a rate: it is more than one a microsecond, the finest that '%s' spaces (at position 0). "
-    "Use algorithm='sliding_window'."
+    "'1000001/s' is not a rate: it is more than one a microsecond, the finest that '{algorithm}' spaces "
+    "(at position 0). Use algorithm='sliding_window'."
 )
 
 
@@ -645,11 +618,7 @@ class TestTheBoundsOfABucket:
     @pytest.mark.parametrize(
         ("rate", "burst", "says"),
         [
-            (
-                "1000001/s",
-                None,
-                TOO_MANY,
-            ),
+            ("1000001/s", None, TOO_MANY),
             ("5/m", 0, "burst=0 is not from 1 to 1000000000000. Use, for example, 5."),
             ("0/m", 0, "burst=0 is not from 1 to 1000000000000. Use, for example, 1."),
             ("5/m", 10**12 + 1, "burst=1000000000001 is not from 1 to 1000000000000. Use, for example, 5."),
@@ -660,7 +629,7 @@ class TestTheBoundsOfABucket:
         with pytest.raises(RuleError) as refused:
             Rule.make("r", rate, algorithm=algorithm, burst=burst)
 
-        assert str(refused.value) == says.replace("%s", algorithm)
+        assert str(refused.value) == says.format(algorithm=algorithm)
 
 
 def test_a_limit_is_shown_by_its_rate_its_algorithm_and_its_rule() -> None:
@@ -756,7 +725,7 @@ def test_a_lease_is_a_fiftieth_of_the_shortest_window_unless_it_is_set(rates: An
     [
         (
             {"prefetch": 3.1},
-            ("prefetch=3.1 is longer than a twentieth of the shortest window, 3 seconds. Use True, or fewer seconds."),
+            "prefetch=3.1 is longer than a twentieth of the shortest window, 3 seconds. Use True, or fewer seconds.",
         ),
         ({"prefetch": 0.01}, "prefetch=0.01 is less than 0.02 seconds. Use, for example, True, 0.5 (seconds) or '2s'."),
         ({"prefetch": "soon"}, f"prefetch='soon' is not a duration from 0 to 18 days 8 hours. {AHEAD_HINT}"),
@@ -772,39 +741,6 @@ def test_a_lease_is_a_fiftieth_of_the_shortest_window_unless_it_is_set(rates: An
             (
                 "prefetch= cannot be combined with a function as cost=: nobody knows how much to take ahead. Leave "
                 "out prefetch=, or give costs= by view."
-            ),
-        ),
-        (
-            {"distinct": True},
-            "prefetch= cannot be combined with distinct=: only the store knows the values. Leave out prefetch=.",
-        ),
-        (
-            {"ban": {"after": "2/m", "for": "1h"}},
-            "prefetch= cannot be combined with ban=: the store must see each refusal. Leave out prefetch=.",
-        ),
-        (
-            {"count_refused": True},
-            ("prefetch= cannot be combined with count_refused=: the store must see each refusal. Leave out prefetch=."),
-        ),
-        (
-            {"settle": lambda request, response: 2},
-            (
-                "prefetch= cannot be combined with settle=: a unit that a process spends is counted later, and "
-                "cannot be given back where it was counted. Leave out prefetch=."
-            ),
-        ),
-        (
-            {"count_when": lambda response: True},
-            (
-                "prefetch= cannot be combined with count_when=: a unit that a process spends is counted later, and "
-                "cannot be given back where it was counted. Leave out prefetch=."
-            ),
-        ),
-        (
-            {"share": 0.5},
-            (
-                "prefetch= cannot be combined with share=: what requests of one kind have taken ahead would be "
-                "missing for the others. Leave out prefetch=."
             ),
         ),
     ],
@@ -1527,6 +1463,11 @@ def test_a_changed_rule_differs_in_what_was_changed_alone(key: Any, same: bool) 
     rule = Rule.make("r", "10/m", ban=BAN, shadow=True)
 
     assert (rule.but(**key) == rule) is same
+
+
+def test_a_renamed_rule_differs_in_its_name_alone() -> None:
+    rule = Rule.make("r", "10/m", ban=BAN, shadow=True)
+
     assert rule.renamed("s") == rule.but(name="s")
 
 

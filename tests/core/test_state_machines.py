@@ -898,10 +898,7 @@ STEPS_OF_UPKEEP: dict[str, list[tuple[int, Operation]]] = {
 def test_no_store_differs_in_what_it_keeps_for_a_process_that(
     places: Places, steps: list[tuple[int, Operation]]
 ) -> None:
-    now = START
-    for gap, operation in steps:
-        now += gap
-        places.run(operation, now)
+    places.run_in_turn(steps)
 
 
 def near_the_wrap(places: Places) -> str:
@@ -1088,10 +1085,7 @@ STEPS_OF_COUNTERS: dict[str, list[tuple[int, Operation]]] = {
 @pytest.mark.parametrize("steps", STEPS_OF_COUNTERS.values(), ids=STEPS_OF_COUNTERS)
 def test_no_store_differs_in_units_that_are(places: Places, steps: list[tuple[int, Operation]]) -> None:
     """What chance may leave out: each thing that can be done to a counter whose units expire, at the edges."""
-    now = START
-    for gap, operation in steps:
-        now += gap
-        places.run(operation, now)
+    places.run_in_turn(steps)
 
 
 OF_TWO_KEYS: dict[str, Operation] = {
@@ -1163,10 +1157,7 @@ STEPS_OF_SLOTS: dict[str, list[tuple[int, Operation]]] = {
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("steps", STEPS_OF_SLOTS.values(), ids=STEPS_OF_SLOTS)
 def test_no_store_differs_in_slots_that_are(places: Places, steps: list[tuple[int, Operation]]) -> None:
-    now = START
-    for gap, operation in steps:
-        now += gap
-        places.run(operation, now)
+    places.run_in_turn(steps)
 
 
 STATUS = status_key("quota", "user:1")
@@ -1224,10 +1215,7 @@ STEPS_OF_A_SUBJECT: dict[str, list[tuple[int, Operation]]] = {
 @pytest.mark.parametrize("steps", STEPS_OF_A_SUBJECT.values(), ids=STEPS_OF_A_SUBJECT)
 def test_no_store_differs_in_a_subject_that(places: Places, steps: list[tuple[int, Operation]]) -> None:
     filled(places)
-    now = START
-    for gap, operation in steps:
-        now += gap
-        places.run(operation, now)
+    places.run_in_turn(steps)
 
 
 LEASES_OF_UNITS = {"l1:3:": START + SECOND, "l2:4:": START + 2 * SECOND, "l3:5:": START + 3 * SECOND}
@@ -1258,10 +1246,7 @@ def test_no_store_differs_in_leased_units_that(places: Places, steps: list[tuple
     ends = [word for pair in LEASES_OF_UNITS.items() for word in pair[::-1]]
     places.age(START)
     places.put(CREDIT_LEASES, LEASES_OF_UNITS, START + MINUTE, "ZADD", CREDIT_LEASES, *ends)
-    now = START
-    for gap, operation in steps:
-        now += gap
-        places.run(operation, now)
+    places.run_in_turn(steps)
 
 
 def leased_since_the_start(places: Places, taken: Any) -> Hit:

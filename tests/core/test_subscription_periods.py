@@ -18,6 +18,7 @@ from django_quota.core.algorithms.subscription import same_periods
 from django_quota.core.errors import RuleError
 from django_quota.engine.asks import Ask
 from django_quota.engine.receipts import Receipt
+from tests.core.test_rules import STARTS
 from tests.support.inputs import inputs
 from tests.support.places import Machine, run_machine
 from tests.support.questions import Question, QuestionMode
@@ -316,10 +317,6 @@ def test_no_store_differs_while_the_day_changes(raw: redis.Redis) -> None:
 
 NOT_CALLED = "cannot be called with (subject). Use, for example, lambda subject: ..."
 A_DATETIME = datetime(2026, 1, 1, tzinfo=UTC)
-STARTS = (
-    "is neither a date, nor a function of the subject, nor the dotted path of one. "
-    "Use, for example, 'shop.plans.started', a function that returns the day on which a plan began."
-)
 
 
 def no_arguments() -> None:
@@ -339,19 +336,7 @@ def no_arguments() -> None:
         ),
         ("10/m", {}, "starts= is not an option of 'sliding_window'. It is one of calendar."),
         ("10/m", {"distinct": True}, "starts= is not an option of 'sliding_window'. It is one of calendar."),
-        (
-            "9/month",
-            {"algorithm": "calendar", "prefetch": True},
-            (
-                "prefetch= cannot be combined with starts=: a count goes on if the subject's day changes, and its "
-                "units must not end before it. Leave out prefetch=."
-            ),
-        ),
-        (
-            "9/month",
-            {"algorithm": "calendar", "starts": 15},
-            f"starts=15 {STARTS}",
-        ),
+        ("9/month", {"algorithm": "calendar", "starts": 15}, f"starts=15 {STARTS}"),
         ("9/month", {"algorithm": "calendar", "starts": A_DATETIME}, f"starts={A_DATETIME!r} {STARTS}"),
         (
             "9/month",
@@ -359,7 +344,7 @@ def no_arguments() -> None:
             f"starts={dotted_path(no_arguments)} {NOT_CALLED}",
         ),
     ],
-    ids=["no period", "algorithm", "distinct", "prefetch", "number", "datetime", "arguments"],
+    ids=["no period", "algorithm", "distinct", "number", "datetime", "arguments"],
 )
 def test_a_start_that_does_not_fit_is_an_error(rate: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(RuleError) as refused:

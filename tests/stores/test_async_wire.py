@@ -683,7 +683,9 @@ def test_a_reply_of_any_kind_may_have_only_begun(kind: bytes) -> None:
     assert read_in_parts(reading.PlainReader, kind, 0) == []
 
 
-@pytest.mark.parametrize(("said", "words"), [(b"no", "ERR no"), (b"\xff", "ERR \ufffd")], ids=["a text", "no text"])
+@pytest.mark.parametrize(
+    ("said", "words"), [(b"no", "ERR no"), (b"\xff", "ERR \ufffd")], ids=["a string", "other bytes"]
+)
 @pytest.mark.usefixtures("parser")
 def test_an_error_reply_is_an_error_that_is_returned(said: bytes, words: str) -> None:
     (error,) = read_in_parts(reading.reply_reader, b"-ERR " + said + b"\r\n", 3)

@@ -547,8 +547,11 @@ class TestTheConnectionsOfAnEventLoop:
             (type("OfSite", (redis.SSLConnection,), {}), aioredis.SSLConnection),
             (type("Another", (), {}), aioredis.Connection),
         ],
-        ids=["TCP", "TLS", "a socket file", "Sentinel", "Sentinel by TLS", "a class of the site", "of nobody"],
-    )
+        ids=[
+            "TCP", "TLS", "a socket file", "Sentinel", "Sentinel by TLS", "a class of the site",
+            "a class that nobody knows",
+        ],
+    )  # fmt: skip
     def test_are_of_the_class_that_the_settings_mean(self, kind: type[Any], twin: type[Any]) -> None:
         pool: Any = redis.ConnectionPool(connection_class=kind)
 

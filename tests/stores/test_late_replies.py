@@ -493,29 +493,35 @@ class TestANewConnection:
         opening(wait)
 
 
-def test_calls_that_come_while_a_wire_connects_wait_for_that_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def connecting_wire(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AsyncWire]:
+    """Make a wire whose connections come as far as `stops` says."""
     monkeypatch.setattr(Connection, "made", [], raising=False)
 
+    def connecting_wire(stops: str, breaker: Breaker) -> AsyncWire:
+        options = {"socket_timeout": 60.0, "socket_connect_timeout": 60.0, "stops": stops}
+        return AsyncWire(Source(Connection, options), 60.0, breaker)
+
+    return connecting_wire
+
+
+def test_calls_that_come_while_a_wire_connects_wait_for_that_connection(connecting_wire: Any) -> None:
     async def call() -> None:
-        options = {"socket_timeout": 60.0, "socket_connect_timeout": 60.0, "stops": "at the socket"}
-        wire = AsyncWire(Source(Connection, options), 60.0, Breaker())
+        wire = connecting_wire("at the socket", Breaker())
         calls = []
         for _ in range(2):
             calls.append(asyncio.ensure_future(wire.execute(("PING",))))
             await settled()
         assert len(Connection.made) == 1
-        cast("Any", wire._opening).cancel()
+        wire._opening.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
     asyncio.run(call())
 
 
-def test_a_connection_that_cannot_be_made_is_one_failure_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "made", [], raising=False)
-
+def test_a_connection_that_cannot_be_made_is_one_failure_of_the_server(connecting_wire: Any) -> None:
     async def call() -> None:
-        options = {"socket_timeout": 60.0, "socket_connect_timeout": 60.0, "stops": "raises"}
-        wire = AsyncWire(Source(Connection, options), 60.0, breaker := Breaker(failures=2))
+        wire = connecting_wire("raises", breaker := Breaker(failures=2))
         errors = await asyncio.gather(*(wire.execute(("PING",)) for _ in range(3)), return_exceptions=True)
         assert [str(error) for error in errors] == ["no such host"] * 3
         assert (breaker.has_failed, breaker.is_open) == (True, False)
@@ -523,15 +529,12 @@ def test_a_connection_that_cannot_be_made_is_one_failure_of_the_server(monkeypat
     asyncio.run(call())
 
 
-def test_a_call_whose_event_loop_ends_while_it_connects_finds_the_process_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "made", [], raising=False)
-
+def test_a_call_whose_event_loop_ends_while_it_connects_finds_the_process_busy(connecting_wire: Any) -> None:
     async def end() -> None:
-        options = {"socket_timeout": 60.0, "socket_connect_timeout": 60.0, "stops": "at the socket"}
-        wire = AsyncWire(Source(Connection, options), 60.0, breaker := Breaker())
+        wire = connecting_wire("at the socket", breaker := Breaker())
         call = asyncio.ensure_future(wire.execute(("PING",)))
         await until(lambda: Connection.made)
-        cast("Any", wire._opening).cancel()
+        wire._opening.cancel()
         await until(call.done)
         error: Any = call.exception()
         assert (type(error), error.reason) == (StoreBusy, "this event loop ends")

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -194,9 +194,9 @@ class TestAPipeline:
 class FullBuffers(Server):
     """A connection whose buffers take all that is sent only at the third time."""
 
-    def __init__(self, socket: int, *results: Any) -> None:
+    def __init__(self, number: int, *results: Any) -> None:
         super().__init__(*results)
-        self.socket = socket
+        self.socket = number
         self.left = 2
 
     def flush(self) -> int:
@@ -250,8 +250,8 @@ class TestWaitingForASocket:
         if request.param == "select":
             monkeypatch.setattr(postgresql, "select", SimpleNamespace())
         ours, theirs = socket.socketpair()
-        with ours, theirs, closing_selector(postgresql._arrivals_of(ours.fileno())) as wait:
-            yield wait, theirs
+        with ours, theirs:
+            yield postgresql._arrivals_of(ours.fileno()), theirs
 
     def test_finds_nothing_where_nothing_was_sent(self, arrived: Any) -> None:
         assert not arrived[0](0)
@@ -276,13 +276,6 @@ class TestWaitingForASocket:
 
         poll.register.assert_called_once_with(7, 1)
         poll.poll.assert_called_once_with(milliseconds)
-
-
-@contextmanager
-def closing_selector(wait: Any) -> Iterator[Any]:
-    """Close the selector of which a function is a method, if it is one."""
-    yield wait
-    getattr(getattr(wait, "__self__", None), "close", bool)()
 
 
 # --- psycopg2 ---------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def run(kind: str, operation: Get, *said: Any, now: int | None = None) -> Any:
     store.server = SimpleNamespace(pool=ours, wires=SimpleNamespace(known=lambda: None, get=get))
     try:
         reply = store.run(operation, now) if kind == "sync" else asyncio.run(store.arun(operation, now))
-    except (StoreUnavailable, KeyboardInterrupt) as error:
+    except StoreUnavailable as error:
         reply = error
     return ours, slow, reply
 
@@ -213,6 +213,8 @@ class TestTheClientOfAServer:
 
     def test_has_the_connections_that_the_settings_ask_for(self, client: ServerClient) -> None:
         assert (client.pool._permits.qsize(), client.pool._patience) == (3, 7)
+
+    def test_has_one_pool(self, client: ServerClient) -> None:
         assert client.pool is client.pool
 
     def test_reports_all_calls_to_one_breaker(self, client: ServerClient) -> None:

@@ -140,10 +140,9 @@ class TestAProblemOfTheOptions:
     def test_shows_the_beginning_of_a_long_value(self) -> None:
         found = self.problem(socket_timeout="x" * 1_000)
 
+        words = "socket_timeout of this Redis is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', which is not a timeout."
         assert found is not None
-        assert (
-            found.message == "socket_timeout of this Redis is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', which is not a timeout."
-        )
+        assert found.message == words
 
     def test_is_an_option_that_redis_py_does_not_know(self) -> None:
         found = self.problem(no_such_option=1)

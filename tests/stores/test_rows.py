@@ -65,7 +65,7 @@ def test_a_value_that_no_specification_keeps_is_not_written(value: Any) -> None:
     [([1], "no specification keeps list"), ((1,), "a tuple has other items than entries")],
     ids=["of another type", "of other items"],
 )
-def test_the_error_of_such_a_value_says_what_it_is(value: Any, words: str) -> None:
+def test_the_error_of_a_value_that_no_specification_keeps_says_what_it_is(value: Any, words: str) -> None:
     with pytest.raises(TypeError) as caught:
         dumps(value)
     assert str(caught.value) == words

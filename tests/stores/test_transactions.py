@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec, module_from_spec
 from types import SimpleNamespace
 from typing import Any
@@ -109,8 +109,10 @@ class Database:
 
 
 @pytest.fixture
-def database() -> Database:
-    return Database()
+def database() -> Iterator[Database]:
+    made = Database()
+    yield made
+    made.store.close()
 
 
 @pytest.fixture
@@ -295,7 +297,6 @@ class TestAsyncCalls:
 
         assert threading.current_thread() not in threads
         assert len(threads) == 1
-        database.store.close()
 
     def test_say_that_their_error_is_of_the_database(self, database: Database) -> None:
         database.fails += [LOST]
@@ -303,7 +304,6 @@ class TestAsyncCalls:
         with pytest.raises(StoreUnavailable) as caught:
             asyncio.run(database.store.arun(Get(KEYS)))
         assert caught.value.is_of_database
-        database.store.close()
 
     def test_run_at_the_time_of_the_database(self, on_sqlite: DatabaseStore) -> None:
         asyncio.run(on_sqlite.arun(Set(KEYS, 5, LATER)))
@@ -316,14 +316,12 @@ class TestAsyncCalls:
         asyncio.run(database.store.arun(Get(KEYS)))
 
         assert in_child(lambda: asyncio.run(database.store.arun(Get(KEYS)))[0]) == 1
-        database.store.close()
 
     def test_work_after_the_store_was_closed(self, database: Database) -> None:
         asyncio.run(database.store.arun(Get(KEYS)))
         database.store.close()
 
         assert asyncio.run(database.store.arun(Get(KEYS))) == [1, "0", 0]
-        database.store.close()
 
 
 # --- the line ---------------------------------------------------------------------------------------------------------

@@ -447,14 +447,17 @@ def test_a_command_that_does_not_fit_into_the_buffers_is_sent_whole(ends: Any) -
     ],
     ids=["all fits", "a part fits"],
 )
-def test_only_what_does_not_fit_into_the_buffers_waits_for_room(ends: Any, fits: int, calls: list[Any]) -> None:
+def test_only_what_does_not_fit_into_the_buffers_waits_for_room(
+    ends: Any, fits: int, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     wire, _ = ends
-    wire._socket, ours = Mock(send=Mock(return_value=fits)), wire._socket
+    buffers = Mock(send=Mock(return_value=fits))
+    with monkeypatch.context() as patched:  # the fixture closes the real one
+        patched.setattr(wire, "_socket", buffers)
 
-    wire.send(b"abcd")
+        wire.send(b"abcd")
 
-    assert wire._socket.method_calls == calls
-    wire._socket = ours
+    assert buffers.method_calls == calls
 
 
 def test_whether_a_wire_is_ready_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

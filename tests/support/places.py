@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,6 +180,13 @@ class Places:
     def run(self, operation: Operation, now: int) -> Any:
         """Run an operation in each place, and return the reply."""
         return self.each(lambda run: run(operation, now), now)
+
+    def run_in_turn(self, steps: Iterable[tuple[int, Operation]]) -> None:
+        """Run operations in each place from START on, each so long after the one before it."""
+        now = START
+        for gap, operation in steps:
+            now += gap
+            self.run(operation, now)
 
     def decide(self, question: Question, mode: QuestionMode, now: int, guess: int | None = None) -> list[Any]:
         """Ask the same in each place, and return the reply."""
