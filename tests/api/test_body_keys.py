@@ -396,7 +396,7 @@ def test_a_body_that_is_not_json_is_a_bad_request(body: bytes) -> None:
         subject(sent(body))
 
 
-def test_a_body_of_a_kind_of_json_that_is_not_json_is_a_bad_request() -> None:
+def test_a_body_that_is_not_json_is_a_bad_request_under_a_type_that_ends_in_json() -> None:
     with pytest.raises(BadRequest):
         subject(sent("broken", "application/vnd.api+json"))
 

@@ -31,11 +31,9 @@ PLANS = Rule.make("plans", {"free": "5/m", "pro": "9/m"}, tier=lambda request: "
 VALUES = Rule.make("values", "9/m", distinct=True)
 CREDITS = counter("credits", ttl=60)
 
-IS_NO_SUBJECT = "Use a string such as 'user:42', or a user."
-ENTRIES = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
+SUBJECT_HINT = "Use a string such as 'user:42', or a user."
+ENTRIES_HINT = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
 MANY = [("search", f"user:{number}") for number in range(1_001)]
-
-pytestmark = pytest.mark.usefixtures("memory_store")
 
 
 @pytest.fixture(autouse=True)
@@ -103,11 +101,12 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
             "Rule 'values' counts different values: it cannot be forced.",
             "a value by force",
         ),
-        says(lambda: check_all([]), f"There are no entries. {ENTRIES}", "no entries"),
-        says(lambda: check_all(cast("Any", "rpm")), f"'rpm' is not a list of entries. {ENTRIES}", "a string"),
+        says(lambda: check_all([]), f"There are no entries. {ENTRIES_HINT}", "no entries"),
+        says(lambda: check_all(cast("Any", "rpm")), f"'rpm' is not a list of entries. {ENTRIES_HINT}", "a string"),
         says(
             lambda: check_all([("search", USER), cast("Any", "tpm")]),
-            "'tpm' is not (rule, subject), (rule, subject, cost) or an Entry, which may also name a tier. " + ENTRIES,
+            "'tpm' is not (rule, subject), (rule, subject, cost) or an Entry, which may also name a tier. "
+            + ENTRIES_HINT,
             "a string as an entry",
         ),
         says(
@@ -127,24 +126,24 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
         ),
         says(
             lambda: check_all([Entry(CREDITS, USER, 1, "pro")]),
-            f"Counter 'credits' has no tier 'pro'. {ENTRIES}",
+            f"Counter 'credits' has no tier 'pro'. {ENTRIES_HINT}",
             "a tier of a counter",
         ),
         says(
             lambda: check_all([(CREDITS, 7)]),
-            f"7 is not a subject of a counter. {IS_NO_SUBJECT}",
+            f"7 is not a subject of a counter. {SUBJECT_HINT}",
             "a number as a subject of a counter",
         ),
-        says(lambda: reset("*", 7), f"7 is not a subject of a reset of all rules. {IS_NO_SUBJECT}", "a reset of all"),
-        says(lambda: reset("search", 7), f"7 is not a subject of a reset. {IS_NO_SUBJECT}", "a reset of a number"),
+        says(lambda: reset("*", 7), f"7 is not a subject of a reset of all rules. {SUBJECT_HINT}", "a reset of all"),
+        says(lambda: reset("search", 7), f"7 is not a subject of a reset. {SUBJECT_HINT}", "a reset of a number"),
         says(
             lambda: reset("*", USER, tier="pro"),
             "tier= is for one rule, and '*' stands for all rules.",
             "a reset of all rules with an option",
         ),
-        says(lambda: ban("bans", 7, 60), f"7 is not a subject of a ban. {IS_NO_SUBJECT}", "a ban of a number"),
-        says(lambda: unban("*", 7), f"7 is not a subject of a ban. {IS_NO_SUBJECT}", "the bans of a number"),
-        says(lambda: unban("bans", 7), f"7 is not a subject of a ban. {IS_NO_SUBJECT}", "a ban of a number to lift"),
+        says(lambda: ban("bans", 7, 60), f"7 is not a subject of a ban. {SUBJECT_HINT}", "a ban of a number"),
+        says(lambda: unban("*", 7), f"7 is not a subject of a ban. {SUBJECT_HINT}", "the bans of a number"),
+        says(lambda: unban("bans", 7), f"7 is not a subject of a ban. {SUBJECT_HINT}", "a ban of a number to lift"),
         says(
             lambda: ban("shadow", USER, 60),
             "Rule 'shadow' is a shadow, which never refuses: a ban would have no effect.",
@@ -178,7 +177,7 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
         ),
         says(
             lambda: raise_limit("search", 7, 5),
-            f"7 is not a subject of raise_limit(). {IS_NO_SUBJECT}",
+            f"7 is not a subject of raise_limit(). {SUBJECT_HINT}",
             "a number as a subject of more units",
         ),
         says(lambda: once("", 1), "'' is not a name for the values. Use, for example, 'payment'.", "no name"),
@@ -202,12 +201,12 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
         says(
             lambda: at_stream_end(HttpResponse(), cast("Any", None)),
             "HttpResponse is not a stream. Call settle() when the cost is known.",
-            "a response that is no stream",
+            "a response that is not a stream",
         ),
         says(
             lambda: at_stream_end(5, cast("Any", None)),
             "5 is not a stream. Use a StreamingHttpResponse, or a sync or async iterator.",
-            "a number that is no stream",
+            "a number that is not a stream",
         ),
     ],
 )
