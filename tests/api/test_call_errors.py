@@ -24,7 +24,6 @@ from django_quota.exceptions import RuleError
 from django_quota.features.request_end import at_stream_end
 
 USER = "user:1"
-BAN = {"after": "1000/m", "for": "10m"}
 COSTLY = Rule.make("costly", "9/m", cost=lambda request: 1)
 DYNAMIC = Rule.make("dynamic", lambda request: "5/m")
 PLANS = Rule.make("plans", {"free": "5/m", "pro": "9/m"}, tier=lambda request: "free")
@@ -38,12 +37,7 @@ MANY = [("search", f"user:{number}") for number in range(1_001)]
 
 @pytest.fixture(autouse=True)
 def rules(memory_store: None, settings: Any) -> None:
-    rules = {
-        "search": "2/m",
-        "bans": {"rate": "2/m", "ban": BAN},
-        "shadow": {"rate": "2/m", "shadow": True},
-        "unlimited": {"rate": None, "ban": BAN},
-    }
+    rules = {"search": "2/m", "bans": {"rate": "2/m", "ban": {"after": "1000/m", "for": "10m"}}}
     settings.QUOTA = {**settings.QUOTA, "RULES": rules}
 
 
@@ -144,22 +138,6 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
         says(lambda: ban("bans", 7, 60), f"7 is not a subject of a ban. {SUBJECT_HINT}", "a ban of a number"),
         says(lambda: unban("*", 7), f"7 is not a subject of a ban. {SUBJECT_HINT}", "the bans of a number"),
         says(lambda: unban("bans", 7), f"7 is not a subject of a ban. {SUBJECT_HINT}", "a ban of a number to lift"),
-        says(
-            lambda: ban("shadow", USER, 60),
-            "Rule 'shadow' is a shadow, which never refuses: a ban would have no effect.",
-            "a ban under a shadow",
-        ),
-        says(
-            lambda: ban("search", USER, 60),
-            "Rule 'search' has no ban=, so its checks do not look for bans. Give it ban=, or block the subject by an "
-            "override: `manage.py quota_override set <subject> blocked`.",
-            "a ban under a rule without bans",
-        ),
-        says(
-            lambda: ban("unlimited", USER, 60),
-            "Rule 'unlimited' has no rate, so it never asks the store: a ban would have no effect.",
-            "a ban under a rule without a rate",
-        ),
         says(
             lambda: ban("bans", USER, 60, reason=cast("Any", 7)),
             "reason=7 is not a string of at most 500 characters.",
