@@ -567,7 +567,7 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
                 "login",
                 f'QUOTA["LOGIN"] has exempt={exempt!r}, but nobody is logged in yet. '
                 "Name networks, for example ['198.51.100.0/24'].",
-                id=f"logins of {name} exempt",
+                id=f"logins with {name} exempt",
             )
             for name, exempt in (("staff", "staff"), ("a function", print))
         ),
