@@ -296,8 +296,14 @@ def test_a_wrong_value_is_an_error(rule: Rule, value: Any, says: str) -> None:
     assert str(caught.value) == says
 
 
-def test_an_unknown_tier_is_logged_as_an_error_of_the_site(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def log_unknown_tiers_again() -> None:
+    """Each is logged once in a process."""
     asking._log_unknown_tier.cache_clear()
+
+
+@pytest.mark.usefixtures("log_unknown_tiers_again")
+def test_an_unknown_tier_is_logged_as_an_error_of_the_site(caplog: pytest.LogCaptureFixture) -> None:
     rule = Rule.make("tiers", {"free": "5/m"}, key="ip", tier=lambda _: "x" * 99)
 
     [ask] = run_sync(asked_flow([rule], request()))
@@ -311,8 +317,8 @@ def test_an_unknown_tier_is_logged_as_an_error_of_the_site(caplog: pytest.LogCap
     )
 
 
+@pytest.mark.usefixtures("log_unknown_tiers_again")
 def test_an_unknown_tier_with_a_default_is_logged_with_the_tier_that_it_gets(caplog: pytest.LogCaptureFixture) -> None:
-    asking._log_unknown_tier.cache_clear()
     rule = Rule.make("tiers", {"anonymous": "5/m", "pro": "9/m"}, key="ip", tier=lambda _: "prp")
 
     [ask] = run_sync(asked_flow([rule], request()))
@@ -323,8 +329,8 @@ def test_an_unknown_tier_with_a_default_is_logged_with_the_tier_that_it_gets(cap
     ]
 
 
+@pytest.mark.usefixtures("log_unknown_tiers_again")
 def test_a_tier_of_nobody_is_logged_with_the_default_tier_that_is_missing(caplog: pytest.LogCaptureFixture) -> None:
-    asking._log_unknown_tier.cache_clear()
     rule = Rule.make("tiers", {"free": "5/m"}, key="ip", tier=lambda _: None)
 
     run_sync(asked_flow([rule], request()))

@@ -310,12 +310,12 @@ class Job:
         print("a round", flush=True)
 
 flusher.add(job := Job())
-flusher.call_at(10.0**9, print)
+flusher.call_at(10.0**9, print)  # starts the thread, which then waits
 """
 
 
 def test_the_end_of_a_process_does_a_last_round() -> None:
-    run = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, check=True, timeout=PATIENCE)
 
     assert run.stdout == "a round\n"
 

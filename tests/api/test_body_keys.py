@@ -45,7 +45,7 @@ def read(request: HttpRequest) -> HttpRequest:
     return request
 
 
-def in_memory(request: HttpRequest) -> HttpRequest:
+def with_body_read(request: HttpRequest) -> HttpRequest:
     """The same request, its body read."""
     assert request.body
     return request
@@ -145,7 +145,7 @@ TWO = [BY_IP, BY_PHONE]
         pytest.param(TWO, lambda: RequestFactory().put("/", "phone=7", FORM), 1, id="PUT"),
         pytest.param(TWO, lambda: RequestFactory().post("/", {}, JSON), 1, id="JSON"),
         pytest.param([BY_IP, BY_JSON], lambda: sent({"phone": "1"}), 2, id="JSON that is to be read"),
-        pytest.param([BY_IP, BY_JSON], lambda: in_memory(sent({"phone": "1"})), 1, id="JSON that was read"),
+        pytest.param([BY_IP, BY_JSON], lambda: with_body_read(sent({"phone": "1"})), 1, id="JSON that was read"),
         pytest.param([BY_IP, BY_JSON], lambda: RequestFactory().get("/"), 1, id="no JSON"),
     ],
 )
@@ -396,7 +396,7 @@ def test_a_body_that_is_not_json_is_a_bad_request(body: bytes) -> None:
         subject(sent(body))
 
 
-def test_a_body_of_a_kind_of_json_that_is_not_json_is_a_bad_request() -> None:
+def test_a_body_that_is_not_json_is_a_bad_request_under_a_type_that_ends_in_json() -> None:
     with pytest.raises(BadRequest):
         subject(sent("broken", "application/vnd.api+json"))
 
@@ -476,7 +476,7 @@ def test_under_async_a_get_with_a_body_in_chunks_is_read() -> None:
 
 
 @pytest.mark.parametrize("length", ["", "0", None])
-def test_a_body_of_no_length_is_not_read(length: str | None) -> None:
+def test_a_body_without_a_length_is_not_read(length: str | None) -> None:
     asked: Any = sent({"phone": "1"})
     asked.META["CONTENT_LENGTH"] = length
     asked._stream = None  # nothing can be read

@@ -24,28 +24,20 @@ from django_quota.exceptions import RuleError
 from django_quota.features.request_end import at_stream_end
 
 USER = "user:1"
-BAN = {"after": "1000/m", "for": "10m"}
 COSTLY = Rule.make("costly", "9/m", cost=lambda request: 1)
 DYNAMIC = Rule.make("dynamic", lambda request: "5/m")
 PLANS = Rule.make("plans", {"free": "5/m", "pro": "9/m"}, tier=lambda request: "free")
 VALUES = Rule.make("values", "9/m", distinct=True)
 CREDITS = counter("credits", ttl=60)
 
-IS_NO_SUBJECT = "Use a string such as 'user:42', or a user."
-ENTRIES = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
+SUBJECT_HINT = "Use a string such as 'user:42', or a user."
+ENTRIES_HINT = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
 MANY = [("search", f"user:{number}") for number in range(1_001)]
-
-pytestmark = pytest.mark.usefixtures("memory_store")
 
 
 @pytest.fixture(autouse=True)
 def rules(memory_store: None, settings: Any) -> None:
-    rules = {
-        "search": "2/m",
-        "bans": {"rate": "2/m", "ban": BAN},
-        "shadow": {"rate": "2/m", "shadow": True},
-        "unlimited": {"rate": None, "ban": BAN},
-    }
+    rules = {"search": "2/m", "bans": {"rate": "2/m", "ban": {"after": "1000/m", "for": "10m"}}}
     settings.QUOTA = {**settings.QUOTA, "RULES": rules}
 
 
@@ -103,11 +95,12 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
             "Rule 'values' counts different values: it cannot be forced.",
             "a value by force",
         ),
-        says(lambda: check_all([]), f"There are no entries. {ENTRIES}", "no entries"),
-        says(lambda: check_all(cast("Any", "rpm")), f"'rpm' is not a list of entries. {ENTRIES}", "a string"),
+        says(lambda: check_all([]), f"There are no entries. {ENTRIES_HINT}", "no entries"),
+        says(lambda: check_all(cast("Any", "rpm")), f"'rpm' is not a list of entries. {ENTRIES_HINT}", "a string"),
         says(
             lambda: check_all([("search", USER), cast("Any", "tpm")]),
-            "'tpm' is not (rule, subject), (rule, subject, cost) or an Entry, which may also name a tier. " + ENTRIES,
+            "'tpm' is not (rule, subject), (rule, subject, cost) or an Entry, which may also name a tier. "
+            + ENTRIES_HINT,
             "a string as an entry",
         ),
         says(
@@ -127,40 +120,24 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
         ),
         says(
             lambda: check_all([Entry(CREDITS, USER, 1, "pro")]),
-            f"Counter 'credits' has no tier 'pro'. {ENTRIES}",
+            f"Counter 'credits' has no tier 'pro'. {ENTRIES_HINT}",
             "a tier of a counter",
         ),
         says(
             lambda: check_all([(CREDITS, 7)]),
-            f"7 is not a subject of a counter. {IS_NO_SUBJECT}",
+            f"7 is not a subject of a counter. {SUBJECT_HINT}",
             "a number as a subject of a counter",
         ),
-        says(lambda: reset("*", 7), f"7 is not a subject of a reset of all rules. {IS_NO_SUBJECT}", "a reset of all"),
-        says(lambda: reset("search", 7), f"7 is not a subject of a reset. {IS_NO_SUBJECT}", "a reset of a number"),
+        says(lambda: reset("*", 7), f"7 is not a subject of a reset of all rules. {SUBJECT_HINT}", "a reset of all"),
+        says(lambda: reset("search", 7), f"7 is not a subject of a reset. {SUBJECT_HINT}", "a reset of a number"),
         says(
             lambda: reset("*", USER, tier="pro"),
             "tier= is for one rule, and '*' stands for all rules.",
             "a reset of all rules with an option",
         ),
-        says(lambda: ban("bans", 7, 60), f"7 is not a subject of a ban. {IS_NO_SUBJECT}", "a ban of a number"),
-        says(lambda: unban("*", 7), f"7 is not a subject of a ban. {IS_NO_SUBJECT}", "the bans of a number"),
-        says(lambda: unban("bans", 7), f"7 is not a subject of a ban. {IS_NO_SUBJECT}", "a ban of a number to lift"),
-        says(
-            lambda: ban("shadow", USER, 60),
-            "Rule 'shadow' is a shadow, which never refuses: a ban would have no effect.",
-            "a ban under a shadow",
-        ),
-        says(
-            lambda: ban("search", USER, 60),
-            "Rule 'search' has no ban=, so its checks do not look for bans. Give it ban=, or block the subject by an "
-            "override: `manage.py quota_override set <subject> blocked`.",
-            "a ban under a rule without bans",
-        ),
-        says(
-            lambda: ban("unlimited", USER, 60),
-            "Rule 'unlimited' has no rate, so it never asks the store: a ban would have no effect.",
-            "a ban under a rule without a rate",
-        ),
+        says(lambda: ban("bans", 7, 60), f"7 is not a subject of a ban. {SUBJECT_HINT}", "a ban of a number"),
+        says(lambda: unban("*", 7), f"7 is not a subject of a ban. {SUBJECT_HINT}", "the bans of a number"),
+        says(lambda: unban("bans", 7), f"7 is not a subject of a ban. {SUBJECT_HINT}", "a ban of a number to lift"),
         says(
             lambda: ban("bans", USER, 60, reason=cast("Any", 7)),
             "reason=7 is not a string of at most 500 characters.",
@@ -178,7 +155,7 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
         ),
         says(
             lambda: raise_limit("search", 7, 5),
-            f"7 is not a subject of raise_limit(). {IS_NO_SUBJECT}",
+            f"7 is not a subject of raise_limit(). {SUBJECT_HINT}",
             "a number as a subject of more units",
         ),
         says(lambda: once("", 1), "'' is not a name for the values. Use, for example, 'payment'.", "no name"),
@@ -202,12 +179,12 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
         says(
             lambda: at_stream_end(HttpResponse(), cast("Any", None)),
             "HttpResponse is not a stream. Call settle() when the cost is known.",
-            "a response that is no stream",
+            "a response that is not a stream",
         ),
         says(
             lambda: at_stream_end(5, cast("Any", None)),
             "5 is not a stream. Use a StreamingHttpResponse, or a sync or async iterator.",
-            "a number that is no stream",
+            "a number that is not a stream",
         ),
     ],
 )

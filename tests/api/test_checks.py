@@ -27,10 +27,8 @@ from django_quota import check, concurrency, quota
 from django_quota.exceptions import ConfigurationError
 from django_quota.models import QuotaOverride
 from tests.support.databases import default_database, sqlite_database
-from tests.support.findings import REDIS, SETTINGS, TIMEOUTS, findings, ids
+from tests.support.findings import BY_IP, OURS, REDIS, SETTINGS, THEIRS, TIMEOUTS, findings, ids
 from tests.support.pages import run_page
-
-OURS, THEIRS = "django_quota.middleware.QuotaMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 
 @pytest.fixture(autouse=True)
@@ -287,7 +285,6 @@ def site(value: Any = None, **options: Any) -> dict[str, Any]:
     return {"site": value or {"rate": "9/m", "match": "/", **options}}
 
 
-BY_IP = {"rate": "600/m", "key": "ip", "match": "/"}
 BY_USER = site(key="user")
 BY_USERS: Any = quota("1/m", key="user")
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
@@ -324,23 +321,20 @@ def test_w015_a_session_that_the_server_keeps_is_fine(settings: Any) -> None:
 def test_w005_a_framework_that_sets_the_user_itself_needs_no_middleware(settings: Any) -> None:
     """Django REST framework does: dispatch() runs the authentication classes, then calls get()."""
     settings.MIDDLEWARE = [OURS]
-    by_user: Any = quota("1/m", key="user")
-    inside: Any = type("Inside", (View,), {"authentication_classes": [], "get": by_user(lambda self, request: None)})
+    inside: Any = type("Inside", (View,), {"authentication_classes": [], "get": BY_USERS(lambda self, request: None)})
 
     assert found_on(settings, {}, path("", inside.as_view())) == []
 
 
-def test_w005_a_function_that_such_a_framework_calls_needs_no_middleware(settings: Any) -> None:
+def test_w005_a_function_that_a_framework_calls_after_it_set_the_user_needs_no_middleware(settings: Any) -> None:
     settings.MIDDLEWARE = [OURS]
-    by_user: Any = quota("1/m", key="user")
 
-    assert found_on(settings, {}, path("", api_view(["GET"])(by_user(page)))) == []
+    assert found_on(settings, {}, path("", api_view(["GET"])(BY_USERS(page)))) == []
 
 
 def test_w005_a_limit_before_such_a_framework_needs_a_middleware(settings: Any) -> None:
     settings.MIDDLEWARE = [OURS]
-    by_user: Any = quota("1/m", key="user")
-    before = by_user(type("Before", (View,), {"authentication_classes": [], "get": page}))
+    before = BY_USERS(type("Before", (View,), {"authentication_classes": [], "get": page}))
 
     (found,) = found_on(settings, {}, path("", before.as_view()))
 
@@ -385,7 +379,10 @@ def with_tokens(**members: Any) -> Any:
         ),
         pytest.param(lambda: concurrency(1, "ip", name="one")(with_tokens().as_view()), {}, False, id="a slot by ip"),
         pytest.param(
-            lambda: with_tokens(get=concurrency(1, "user", name="one")(page)).as_view(), {}, False, id="of a method"
+            lambda: with_tokens(get=concurrency(1, "user", name="one")(page)).as_view(),
+            {},
+            False,
+            id="a slot of a method",
         ),
         pytest.param(
             lambda: with_tokens().as_view(),
@@ -395,7 +392,7 @@ def with_tokens(**members: Any) -> Any:
         ),
     ],
 )
-def test_w017_a_limit_by_user_before_a_view_that_reads_tokens(
+def test_w017_finds_limits_by_user_before_a_view_that_reads_tokens(
     view: Any, rules: Any, is_found: bool, settings: Any
 ) -> None:
     found = found_on(settings, rules, path("", view()), path("other/", page), only="W017")
@@ -552,10 +549,8 @@ BY_PHONE = quota("5/m", key="post:phone")
     [
         pytest.param({}, [BY_PHONE], False, id="a view alone"),
         pytest.param({}, [BY_PHONE, quota("9/m", key="ip", name="b")], True, id="a limit by address beside it"),
-        pytest.param(
-            {}, [quota("9/m", name="b", shadow=True), BY_PHONE], False, id="one that refuses nobody before it"
-        ),
-        pytest.param({}, [BY_PHONE, quota("9/m", name="b", shadow=True)], False, id="one that refuses nobody after it"),
+        pytest.param({}, [quota("9/m", name="b", shadow=True), BY_PHONE], False, id="a shadow below it"),
+        pytest.param({}, [BY_PHONE, quota("9/m", name="b", shadow=True)], False, id="a shadow above it"),
         pytest.param({"site": BY_IP}, [BY_PHONE], True, id="a rule by address"),
         pytest.param({"site": {**BY_IP, "match": "/x/"}}, [BY_PHONE], False, id="a rule by address of other URLs"),
         pytest.param({"api": {"rate": "9/m", "key": "get:q"}}, [quota(rule="api")], False, id="a rule that is used"),
@@ -872,9 +867,7 @@ BEGIN, LATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), datetime(9999, 1, 2, 3,
     [
         pytest.param("*", None, "without an end: nothing is limited. `{} '*'`", id="all rules for ever"),
         pytest.param("api", None, "without an end: rule 'api' limits nobody. `{} api`", id="one rule"),
-        pytest.param(
-            "*", LATE, "until 9999-01-02 03:04+00:00: nothing is limited. `{} '*'`", id="until a day that is far"
-        ),
+        pytest.param("*", LATE, "until 9999-01-02 03:04+00:00: nothing is limited. `{} '*'`", id="until the year 9999"),
         pytest.param("*", BEGIN + timedelta(days=1), "", id="over"),
     ],
 )

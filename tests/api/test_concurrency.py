@@ -96,12 +96,15 @@ class TestRefusals:
         assert [each.enforced for each in request.quota.outcomes] == [False]
 
 
-def test_a_lease_is_not_renewed_unless_its_option_says_so(renewed_often: list[float]) -> None:
-    run(one(plain))
-    assert renewed_often == []
+@pytest.mark.parametrize(
+    ("options", "is_renewed"), [({}, False), ({"renew": True}, True)], ids=["by default", "with renew"]
+)
+def test_a_lease_is_renewed_if_its_option_says_so(
+    options: dict[str, Any], is_renewed: bool, renewed_often: list[float]
+) -> None:
+    run(concurrency(1, name="view", **options)(plain))
 
-    run(concurrency(1, name="view", renew=True)(plain))
-    assert renewed_often != []
+    assert bool(renewed_often) is is_renewed
 
 
 def test_a_lease_lasts_30_seconds_unless_its_option_says_so() -> None:

@@ -201,7 +201,7 @@ HEADER = "Use the name of a header with one address, for example 'CF-Connecting-
         (
             "TRUSTED_PROXIES",
             [None],
-            ("holds None: it is NoneType, not a string. Use a network such as '10.0.0.0/8', an address or 'unix'."),
+            "holds None: it is NoneType, not a string. Use a network such as '10.0.0.0/8', an address or 'unix'.",
         ),
         ("TEMPLATE", 429, "is 429. Use, for example, '429.html'."),
         ("RULES", ["10/m"], "is ['10/m']. Use a dict, for example {'search': '10/m'}."),
@@ -567,7 +567,7 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
                 "login",
                 f'QUOTA["LOGIN"] has exempt={exempt!r}, but nobody is logged in yet. '
                 "Name networks, for example ['198.51.100.0/24'].",
-                id=f"logins of {name} exempt",
+                id=f"logins with {name} exempt",
             )
             for name, exempt in (("staff", "staff"), ("a function", print))
         ),
@@ -599,7 +599,7 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
         ),
     ],
 )
-def test_the_error_of_a_wrong_setting_names_it_its_value_and_what_to_use(
+def test_the_error_of_a_wrong_setting_has_its_name_its_value_and_what_to_use(
     quota: object, name: str, error: str, settings: Any
 ) -> None:
     settings.QUOTA = quota
@@ -833,7 +833,7 @@ def test_a_call_with_a_rule_takes_no_options_of_one() -> None:
     with pytest.raises(RuleError) as caught:
         rule_of(Rule.make("own", "5/m"), {"shadow": True})
 
-    assert str(caught.value) == ("Rule 'own' has its own options; shadow can only be given together with a rate.")
+    assert str(caught.value) == "Rule 'own' has its own options; shadow can only be given together with a rate."
 
 
 def test_a_rule_of_the_settings_is_made_once(settings: Any) -> None:
@@ -907,12 +907,15 @@ def test_a_site_limits_logins_by_the_setting_or_our_backend(
     ids=["by address", "by both"],
 )  # fmt: skip
 def test_a_user_name_alone_is_never_banned(given: Any, bans: dict[str, bool], settings: Any) -> None:
-    settings.QUOTA = {"LOGIN": {**given, "ban": {"after": "5/m", "for": "1h"}, "shadow": True}}
+    settings.QUOTA = {"LOGIN": {**given, "ban": {"after": "5/m", "for": "1h"}}}
 
-    rules = current().login
+    assert {rule.name: rule.ban is not None for rule in current().login} == bans
 
-    assert {rule.name: rule.ban is not None for rule in rules} == bans
-    assert [rule.shadow for rule in rules] == [True, True]
+
+def test_an_option_of_logins_is_one_of_each_limit(settings: Any) -> None:
+    settings.QUOTA = {"LOGIN": {"5/m": "ip", "9/h": "username", "shadow": True}}
+
+    assert [rule.shadow for rule in current().login] == [True, True]
 
 
 def test_a_login_with_several_limits_by_one_key_is_one_rule(settings: Any) -> None:

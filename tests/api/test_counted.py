@@ -281,7 +281,7 @@ def test_a_message_counts_further_rules_together(sent: list[AddMetrics], monkeyp
     assert message.counts == {"a:a": 1, "b:a": 1, f"{OTHER}:a": 2, f"{OTHER}:r": 1}
 
 
-def test_a_process_that_decides_nothing_sends_nothing(sent: list[AddMetrics]) -> None:
+def test_an_outage_is_not_sent_without_a_decision(sent: list[AddMetrics]) -> None:
     get_limiter().metrics.count_outage()
 
     count_what_waits()

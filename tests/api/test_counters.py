@@ -22,8 +22,10 @@ from django_quota.engine.state_copies import ReadStates
 from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
 from django_quota.features.counters import calls
 from django_quota.features.counters.calls import counters_of
+from django_quota.features.counters.operations import CounterOperation
 from django_quota.testing import freeze
 from django_quota.types import Counter
+from tests.support.calls import operations_of
 from tests.support.inputs import inputs
 from tests.support.outages import no_answer
 from tests.support.steps import SECOND, START
@@ -253,20 +255,14 @@ class TestDays:
         assert {day: n for day, n in series.items() if n} == counted
 
     def test_a_series_reads_a_key_for_each_month(self, do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
-        store, read = current_store(), list[tuple[str, ...]]()
-        run = store.run
-
-        def note(operation: Any, now: int | None = None) -> Any:
-            read.append(operation.keys)
-            return run(operation, now)
-
-        monkeypatch.setattr(store, "run", note)
+        asked = operations_of(monkeypatch, CounterOperation)
 
         do(VIEWS, "series", "user:1", date(2025, 11, 20), date(2026, 1, 2))
 
-        assert [[key.rpartition(":")[2] for key in keys] for keys in read] == [["2025-11", "2025-12", "2026-01"]]
+        months = [[key.rpartition(":")[2] for key in operation.keys] for operation in asked]
+        assert months == [["2025-11", "2025-12", "2026-01"]]
 
-    def test_a_different_value_takes_thirty_two_characters(self, do: Do) -> None:
+    def test_a_different_value_is_kept_in_thirty_two_characters(self, do: Do) -> None:
         for value in ("a", "a" * 1_000):
             do(VIEWS, "unique", "page:1", value)
 

@@ -373,10 +373,27 @@ class TestADecoratorBetweenTwoLimits:
         assert run(limited).headers["RateLimit-Policy"].count(";q=2;w=60") == 2
 
 
-NOT_A_NUMBER = (
-    "is not a rate: the count is not a whole number from 0 up (at position 0). Write a count in digits alone, a slash "
-    "and a window: '10/m', '5/30s', '1000 per day', or several: '10/s; 500/h'."
-)
+def not_a_count(text: str, position: int) -> str:
+    return (
+        f"{text!r} is not a rate: the count is not a whole number from 0 up (at position {position}). Write a count in "
+        "digits alone, a slash and a window: '10/m', '5/30s', '1000 per day', or several: '10/s; 500/h'."
+    )
+
+
+def maybe_a_rule_or_a_key(text: str) -> str:
+    return (
+        f"{not_a_count(text, 0)} If it is the name of a configured rule, write @quota(rule={text!r}); if it is the "
+        f"key, key={text!r}."
+    )
+
+
+def the_rate_comes_first(option: str, rate: str) -> str:
+    return (
+        f"{option!r} is not an option of a rule. The first argument is the rate: write {rate!r} first. In the settings "
+        "it is 'rate'."
+    )
+
+
 ALL_FROM_THE_RULE = "@quota(rule=...) takes everything from the rule, and no other arguments:"
 IN_SETTINGS = "Set them in QUOTA[\"RULES\"], or use a rate instead of rule=, for example @quota('10/m')."
 
@@ -397,29 +414,11 @@ IN_SETTINGS = "Set them in QUOTA[\"RULES\"], or use a rate instead of rule=, for
         ),
         (("1/m",), {"key": "usr"}, "key='usr' is not a key. Did you mean 'user'?"),
         ((), {"rule": 5}, "rule=5 is not the name of a rule. Use, for example, @quota(rule='search')."),
-        *(
-            (
-                (),
-                {option: rate},
-                (
-                    f"{option!r} is not an option of a rule. The first argument is the rate: write {first!r} first. In "
-                    "the settings it is 'rate'."
-                ),
-            )
-            for option, rate, first in (("limit", "5/m", "5/m"), ("rate", 5, "10/m"))
-        ),
-        *(
-            (
-                rates,
-                {},
-                (
-                    f"{text!r} {NOT_A_NUMBER} If it is the name of a configured rule, write @quota(rule={text!r}); if "
-                    f"it is the key, key={text!r}."
-                ),
-            )
-            for rates, text in ((("search",), "search"), (("10/m", "ip"), "ip"))
-        ),
-        ((" ",), {}, f"' ' {NOT_A_NUMBER}".replace("position 0", "position 1")),
+        ((), {"limit": "5/m"}, the_rate_comes_first("limit", "5/m")),
+        ((), {"rate": 5}, the_rate_comes_first("rate", "10/m")),
+        (("search",), {}, maybe_a_rule_or_a_key("search")),
+        (("10/m", "ip"), {}, maybe_a_rule_or_a_key("ip")),
+        ((" ",), {}, not_a_count(" ", 1)),
         (
             ("5/m",),
             {"rule": "search", "methods": ["POST"], "cost": 2},
@@ -448,19 +447,18 @@ def test_an_unknown_rule_of_a_site_without_rules_is_refused_with_what_to_write()
 
 
 @pytest.mark.parametrize(
-    ("option", "named"),
+    ("use", "option"),
     [
-        ("cost", "cost"),
-        ("skip", "skip"),
-        ("key", "key"),
-        ("distinct", "distinct"),
-        ("tuple in a tuple", "key"),
-        ("rate", "rate"),
+        pytest.param(lambda: quota("1/m", cost=acost)(plain), "cost", id="cost"),
+        pytest.param(lambda: quota("1/m", skip=acost)(derived(Sync)), "skip", id="skip"),
+        pytest.param(lambda: quota("1/m", key=acost)(plain), "key", id="key"),
+        pytest.param(lambda: quota("1/m", distinct=acost)(plain), "distinct", id="distinct"),
+        pytest.param(lambda: quota("1/m", key=("ip", ("path", acost)))(plain), "key", id="a part of a key"),
+        pytest.param(lambda: quota(acost)(plain), "rate", id="rate"),
     ],
 )
-def test_an_async_function_on_a_sync_view_is_refused_at_import(option: str, named: str) -> None:
-    options: Any = {"tuple in a tuple": {"key": ("ip", ("path", acost))}, "rate": {}}.get(option, {option: acost})
+def test_an_async_function_on_a_sync_view_is_refused_at_import(use: Callable[[], Any], option: str) -> None:
     with pytest.raises(RuleError) as refused:
-        quota(acost if option == "rate" else "1/m", **options)(derived(Sync) if option == "skip" else plain)
+        use()
 
-    assert str(refused.value) == f"{named}={__name__}.acost is async, but the view is not. Use a sync function."
+    assert str(refused.value) == f"{option}={__name__}.acost is async, but the view is not. Use a sync function."

@@ -9,11 +9,9 @@ from django.urls import path
 from django.views import View
 
 from django_quota import concurrency, quota
-from tests.support.findings import REDIS
+from tests.support.findings import BY_IP, OURS, REDIS, THEIRS, findings
 
-AUTH, OURS = "django.contrib.auth.middleware.AuthenticationMiddleware", "django_quota.middleware.QuotaMiddleware"
 SIGNED = "django.contrib.sessions.backends.signed_cookies"
-BY_IP = {"rate": "600/m", "key": "ip", "match": "/"}
 OTHER_URLS = "Only the URLs of ROOT_URLCONF are looked at: if a middleware sets request.urlconf, silence"
 
 
@@ -148,7 +146,7 @@ FINDINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "Name each: @concurrency(..., name='...'). Give them one name if they should share a count.",
     ),
     "no middleware of ours": (
-        {"QUOTA": site(), "MIDDLEWARE": [AUTH]},
+        {"QUOTA": site(), "MIDDLEWARE": [THEIRS]},
         "W003",
         "QUOTA[\"RULES\"]['site'] has a match, but nothing applies it.",
         "Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware.",
@@ -168,7 +166,7 @@ FINDINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "sessions in signed cookies": (
         {
             "QUOTA": beside(key="session"),
-            "MIDDLEWARE": [AUTH, "shop.SessionMiddleware", OURS],
+            "MIDDLEWARE": [THEIRS, "shop.SessionMiddleware", OURS],
             "SESSION_ENGINE": SIGNED,
         },
         "W015",
@@ -403,7 +401,7 @@ FINDINGS: dict[str, tuple[dict[str, Any], str, str, str]] = {
 def test_a_finding_says_what_is_wrong_and_what_to_write(
     given: dict[str, Any], code: str, message: str, hint: str, settings: Any
 ) -> None:
-    usual = {"MIDDLEWARE": [AUTH, OURS], "QUOTA": {}, "CACHES": {"default": REDIS}, "ROOT_URLCONF": (HOME,)}
+    usual = {"MIDDLEWARE": [THEIRS, OURS], "QUOTA": {}, "CACHES": {"default": REDIS}, "ROOT_URLCONF": (HOME,)}
     for name, value in {**usual, **given}.items():
         setattr(settings, name, value)
     deploys = code in ("W010", "W011", "W039", "W050")
@@ -416,24 +414,31 @@ def test_a_finding_says_what_is_wrong_and_what_to_write(
     ]
 
 
-def test_a_site_of_tenants_is_told_what_they_share_and_where_our_app_belongs(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tenants(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(settings.DATABASES, "shops", {"ENGINE": "django_tenants.postgresql_backend"})
-    settings.TENANT_APPS = ["shop", "django_quota"]
-    settings.ROOT_URLCONF = (HOME,)
-    settings.CACHES = {"default": REDIS}
 
-    shared, apart = run_checks(tags=["django_quota"])
 
-    assert (shared.msg, shared.hint) == (
+@pytest.mark.usefixtures("tenants")
+def test_a_site_of_tenants_is_told_what_they_share() -> None:
+    (found,) = findings()
+
+    assert (found.msg, found.hint) == (
         (
             "The site has tenants, by django_tenants, and all tenants share their limits: user 42 of one uses up the "
             "limits of user 42 of another, and both are one subject in bans, overrides and usage."
         ),
         'Count by a function that names the tenant: see "Tenants" in the page "Before you go live". Then silence this.',
     )
-    assert (apart.msg, apart.hint) == (
+
+
+@pytest.mark.usefixtures("tenants")
+def test_a_site_of_tenants_is_told_where_our_app_belongs(settings: Any) -> None:
+    settings.TENANT_APPS = ["shop", "django_quota"]
+
+    _, found = findings()
+
+    assert (found.msg, found.hint) == (
         (
             "TENANT_APPS has 'django_quota', so each tenant has its own overrides. They have no effect: a process "
             "reads those of one schema for all tenants. quota_rollup writes usage into one schema, too."

@@ -457,8 +457,6 @@ ADDING: dict[str, Callable[[], object]] = {
     "a grant": lambda: CREDITS.grant(ORG, 1, id="one more", expires="1h"),
     "a transfer": lambda: CREDITS.transfer(OTHER, ORG, 1),
 }
-
-
 TOO_MANY = (
     "Counter 'credits' of org:7: quota:1:{org:7}:grants:credits would have more than 1000 grants that are not used up"
 )
@@ -467,7 +465,7 @@ TOO_MANY = (
 @in_memory
 @pytest.mark.parametrize("add", ADDING.values(), ids=ADDING)
 class TestThreeGrantsAtMost:
-    """So the specification counts them; see the next class for as many as there may be."""
+    """The specification in Python counts the grants; the next class tries the thousand that Redis counts."""
 
     @pytest.fixture(autouse=True)
     def at_most_three(self, memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -338,22 +338,25 @@ def test_a_clock_that_differs_from_the_stores_is_corrected_by_its_first_answer(
     assert abs(limiter.stores.skew) < DAY // 2
 
 
-@pytest.mark.parametrize("what", ["a check", "a settlement", "a look"])
-def test_a_clock_that_differs_is_known_after_the_first_answer_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(lambda rule, _: check(rule, "user:1"), id="a check"),
+        pytest.param(lambda _, reservation: reservation.settle(3), id="a settlement"),
+        pytest.param(lambda rule, _: get_limiter().look([Ask(rule, "user:1", 1)], OverrideTable()), id="a look"),
+    ],
+)
+def test_a_clock_that_differs_is_known_after_the_first_answer_for(
+    ask: Callable[[Rule, Any], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else each call would be made twice: for the wrong period, and for that of the store."""
-    rule, limiter = Rule.make("api", "9/d", algorithm="calendar"), get_limiter()
-    run = limiter.store.run
-    monkeypatch.setattr(limiter.store, "run", lambda operation, _=None: run(operation, machine_now() + 2 * DAY))
+    rule, store = Rule.make("api", "9/d", algorithm="calendar"), current_store()
+    run = store.run
+    monkeypatch.setattr(store, "run", lambda operation, _=None: run(operation, machine_now() + 2 * DAY))
     reservation = reserve(rule, "user:1", 5)
     asked = calls_of(monkeypatch)
 
-    match what:
-        case "a check":
-            check(rule, "user:1")
-        case "a settlement":
-            reservation.settle(3)
-        case _:
-            limiter.look([Ask(rule, "user:1", 1)], OverrideTable())
+    ask(rule, reservation)
 
     assert len(asked) == 1
 
@@ -552,16 +555,13 @@ class TestCleaning:
         monkeypatch.setattr("random.uniform", lambda low, high: 0.0)
         store: Any = MemoryStore()
         store.database = Mock()
-        limiter = Limiter(store)
-        numbers = []
 
+        with closing(Limiter(store)):
+            flusher.flush()
+        while_open = len(deleted)
         flusher.flush()
-        numbers.append(len(deleted))
-        limiter.close()
-        flusher.flush()
-        numbers.append(len(deleted))
 
-        assert numbers == [1, 1]
+        assert (while_open, len(deleted)) == (1, 1)
 
     def test_the_process_cleans_in_its_rounds(self, cleaning: Cleaning, clock: Clock, deleted: list[Any]) -> None:
         clock.now += 45.0

@@ -152,9 +152,16 @@ def test_a_subject_has_the_known_rules_whose_key_can_give_it() -> None:
     assert shown(limits_of(ANN)) == shown(limits_of(User(pk=7))) == known, "without a tier no rates of tokens"
     assert shown(limits_of(ANN, tier="team")) == [*known, ("tokens", "1000/d", ANN, 0)]
     assert shown(limits_of("org:1", tier="free")) == [("tokens", "100/d", "org:1", 0)]
+
+
+def test_the_limits_of_an_unknown_tier_are_an_error() -> None:
     with pytest.raises(RuleError) as refused:
         limits_of(ANN, tier="taem")
+
     assert str(refused.value) == "No rule has a tier 'taem'. Name one of the tiers of a rule, or leave out tier=."
+
+
+def test_the_limits_of_what_is_not_a_subject_are_an_error() -> None:
     with pytest.raises(RuleError, match=r"^7 is not a subject of limits_of\(\)\. "):
         limits_of(7)
 

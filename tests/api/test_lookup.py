@@ -44,6 +44,7 @@ from django_quota.operating.lookup import (
 )
 from django_quota.subjects.subject import login_subject, session_subject
 from tests.support.calls import subject_of
+from tests.support.databases import LaggingReplica
 
 
 @pytest.mark.parametrize("key", ["json:phone", "json:user.phone", "kwarg:pk", "get:phone", "header:X-Phone"])
@@ -532,14 +533,9 @@ def test_a_user_is_looked_up_by_a_short_string_that_a_database_can_hold(
         assert find_users(text) == []
 
 
-class Lags:
-    def db_for_read(self, *_: Any, **__: Any) -> str:
-        return "replica"  # there is none: whoever asks it fails
-
-
 @pytest.mark.django_db
 def test_a_new_user_is_found_though_a_replica_lags(settings: Any) -> None:
-    settings.DATABASE_ROUTERS = [Lags()]
+    settings.DATABASE_ROUTERS = [LaggingReplica()]
     ann = User.objects.create_user("ann")
 
     assert (find_users("ann"), user_of(f"user:{ann.pk}")) == ([ann], ann)

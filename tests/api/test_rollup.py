@@ -34,7 +34,7 @@ from django_quota.stores.scanning import Walk
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.chaos.servers import Server, running
 from tests.support.commands import Manage, Terminal, managing, said, wait_until
-from tests.support.databases import another_database, sqlite_database
+from tests.support.databases import LaggingReplica, another_database, sqlite_database
 from tests.support.days import Died, before_rows_are_saved, count, dying
 from tests.support.inputs import inputs
 from tests.support.outages import mostly_late, no_answer
@@ -283,16 +283,11 @@ class TestMoving:
     @pytest.fixture
     def a_replica_lags(self, raw: redis.Redis, settings: Any) -> Rule:
         """A day is rolled up, and then a replica lags; yields the rule that counted it."""
-
-        class Lags:
-            def db_for_read(self, *_: Any, **__: Any) -> str:
-                return "replica"  # there is none: whoever asks it fails
-
         rule = Rule.make("tiered", {"pro": "9/d"}, key="global", tier=lambda request: "pro", daily=True)
         with freeze(START):
             check(rule, "user:7", 3, tier="pro")
             rolled()
-        settings.DATABASE_ROUTERS = [Lags()]
+        settings.DATABASE_ROUTERS = [LaggingReplica()]
         return rule
 
     def test_a_replica_that_lags_leaves_out_no_day(self, a_replica_lags: Rule) -> None:

@@ -174,6 +174,13 @@ class OverridesElsewhere:
         return "other" if model.__name__.startswith(("QuotaOverride", "OverrideChange")) else None
 
 
+class LaggingReplica:
+    """A router that reads from a replica. There is none: whoever asks it fails."""
+
+    def db_for_read(self, *_: Any, **__: Any) -> str:
+        return "replica"
+
+
 def forget_connection() -> None:
     """Let go of this thread's connection: one that outlives its test still leads to the database of that test."""
     if hasattr(connections._connections, "default"):  # type: ignore[attr-defined]

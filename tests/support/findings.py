@@ -16,6 +16,9 @@ REDIS: dict[str, Any] = {
     "OPTIONS": TIMEOUTS,
 }
 
+OURS, THEIRS = "django_quota.middleware.QuotaMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+BY_IP = {"rate": "600/m", "key": "ip", "match": "/"}
 
 SETTINGS = re.findall(r"^\| `([A-Z0-9_]+)`", read("docs/settings.md"), re.MULTILINE)  # the names of all settings
 
