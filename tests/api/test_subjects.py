@@ -551,11 +551,12 @@ class TestNamedSubjects:
         ],
         ids=["nothing", "no address", "no network", "a kind", "a colon", "a visitor"],
     )  # fmt: skip
-    def test_what_names_nobody_is_refused(self, given: Any, words: str) -> None:
-        for call in (partial(check, "1/m"), counter("clicks").incr):
-            with pytest.raises(RuleError) as refused:
-                call(given)
-            assert str(refused.value) == words
+    @pytest.mark.parametrize("call", [partial(check, "1/m"), counter("clicks").incr], ids=["a limit", "a counter"])
+    def test_what_names_nobody_is_refused(self, call: Callable[[Any], object], given: Any, words: str) -> None:
+        with pytest.raises(RuleError) as refused:
+            call(given)
+
+        assert str(refused.value) == words
 
     @pytest.mark.parametrize("given", [None, 7], ids=repr)
     def test_what_is_no_subject_is_refused(self, given: Any) -> None:

@@ -28,7 +28,7 @@ from django_quota.management.commands.quota_status import Command as Status
 from django_quota.management.console import QuotaCommand, bar, progress, stopping
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.testing import RedisServer, freeze
-from tests.support.commands import PATIENCE, Manage, Terminal, managing, said
+from tests.support.commands import PATIENCE, Manage, Reader, Terminal, managing, said
 from tests.support.events import event_fields
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches
@@ -294,15 +294,6 @@ def test_a_note_names_each_rule_that_nothing_has(settings: Any) -> None:
     QuotaCommand(stderr=out).note_rules(["serch", "search"])
 
     assert out.getvalue() == ('Note: "serch" is not a rule of the settings or the views. Did you mean "search"?\n')
-
-
-class Reader(io.StringIO):
-    """Has what a program reads at the other end of a pipe: what was flushed."""
-
-    read_so_far = ""
-
-    def flush(self) -> None:
-        self.read_so_far = self.getvalue()
 
 
 def test_a_program_reads_a_result_at_once() -> None:

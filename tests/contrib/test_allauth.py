@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec, module_from_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ from django.test import RequestFactory
 
 from django_quota.exceptions import QuotaExceeded
 from django_quota.testing import freeze
+from tests.support.modules import read_again
 from tests.support.outages import no_answer
 from tests.support.steps import START
 
@@ -54,9 +54,7 @@ def allauth(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         stand_in = ModuleType(name)
         vars(stand_in).update(members)
         monkeypatch.setitem(sys.modules, name, stand_in)
-    spec: Any = find_spec("django_quota.contrib.allauth")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = read_again("django_quota.contrib.allauth")
     return SimpleNamespace(adapter=module.LoginQuotaAdapter(), reset=reset)
 
 

@@ -40,7 +40,7 @@ from django_quota.exceptions import StoreUnavailable
 from django_quota.limiting.registry import get_limiter
 from django_quota.testing import RedisServer, freeze
 from tests.admin.operators import have_permissions
-from tests.support.commands import ROOT, managing
+from tests.support.commands import ROOT, Reader, managing
 from tests.support.pages import blocks, marked
 from tests.support.ports import free_port
 from tests.support.steps import SECOND, START
@@ -276,13 +276,7 @@ class TestTheServer:
         assert said.getvalue() == "Serving the metrics at http://[::1]:9105/metrics. Stop with Ctrl-C.\n"
 
     def test_is_announced_at_once(self, started: Mock) -> None:
-        class Out(StringIO):
-            read_so_far = ""
-
-            def flush(self) -> None:
-                self.read_so_far = self.getvalue()
-
-        call_command("quota_metrics", serve="[::1]:9105", stdout=(out := Out()))
+        call_command("quota_metrics", serve="[::1]:9105", stdout=(out := Reader()))
 
         assert out.read_so_far.startswith("Serving the metrics at ")
 

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec, module_from_spec
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -29,6 +28,7 @@ from django_quota.stores.database.sqlite import SqliteConnection
 from django_quota.stores.database.store import ATTEMPTS, DatabaseStore, vendor_of
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.counts import keys_of
+from tests.support.modules import read_again
 from tests.support.outages import fail
 from tests.support.processes import forks, in_child
 from tests.support.steps import Clock
@@ -600,9 +600,7 @@ class TestThePool:
 )  # fmt: skip
 def test_a_site_waits_for_the_database_for_a_second_or_two(where: str, name: str, seconds: float) -> None:
     """The tests wait longer, so this reads the module again."""
-    spec: Any = find_spec(f"django_quota.stores.database.{where}")
-    of_a_site = module_from_spec(spec)
-    spec.loader.exec_module(of_a_site)
+    of_a_site = read_again(f"django_quota.stores.database.{where}")
 
     assert getattr(of_a_site, name) == seconds
 

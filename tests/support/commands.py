@@ -44,6 +44,15 @@ class Terminal(StringIO):
         return True
 
 
+class Reader(StringIO):
+    """Has what a program reads at the other end of a pipe: what was flushed."""
+
+    read_so_far = ""
+
+    def flush(self) -> None:
+        self.read_so_far = self.getvalue()
+
+
 def said(*words: str) -> Any:
     """Run a command; return its output and then its notes, or with `--json` the value that it prints."""
     out, notes = StringIO(), StringIO()
