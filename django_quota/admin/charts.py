@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from django.utils.formats import date_format, get_format, number_format
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_quota.features.usage.days import Count, total
 from django_quota.operating.activity import Minute
@@ -119,11 +118,11 @@ def heat_map(year: int, days: Mapping[date, Count], last: date) -> dict[str, Any
 
 def _year_summary(days: Mapping[date, Count]) -> str:
     sums = total(days.values())
-    summary = ngettext(
-        "%(checks)s check on %(days)s day, %(refused)s of them refused.",
-        "%(checks)s checks on %(days)s days, %(refused)s of them refused.",
-        sums.checks,
-    ) % {"checks": grouped(sums.checks), "days": grouped(len(days)), "refused": grouped(sums.refused)}
+    summary = _("Checks: %(checks)s, of them refused: %(refused)s. Days with checks: %(days)s.") % {
+        "checks": grouped(sums.checks),
+        "refused": grouped(sums.refused),
+        "days": grouped(len(days)),
+    }
     if not days:
         return summary
     busiest = max(days, key=lambda day: (days[day].checks, -day.toordinal()))

@@ -10,7 +10,15 @@ from typing import Any, Literal, NamedTuple, TypeGuard, cast
 from django_quota.core.algorithms import ALGORITHMS, Options, Parameters
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import RateError, RuleError, did_you_mean
-from django_quota.core.rates import MAX_COUNT, MAX_PERIOD, Rate, parse_duration, parse_rate
+from django_quota.core.rates import (
+    CALENDAR_ONLY,
+    MAX_COUNT,
+    MAX_PERIOD,
+    UNITS_IN_WORDS,
+    Rate,
+    parse_duration,
+    parse_rate,
+)
 
 Network = IPv4Network | IPv6Network
 
@@ -158,7 +166,10 @@ class BanOption(NamedTuple):
             after = parse_rate(value["after"])
             if after.count == 0:
                 raise RateError(str(after), 0, "a ban after no refusals would never end", _BAN_EXAMPLE)  # noqa: TRY301
-            ALGORITHMS["sliding_window"].validate(after, Options())
+            if after.unit in CALENDAR_ONLY:
+                words, count = str(after), after.count
+                problem, hint = f"a ban does not count in {UNITS_IN_WORDS[after.unit]}", f"'{count}/30d'"
+                raise RateError(words, words.index("/") + 1, problem, f"Use seconds to weeks: for example, {hint}.")  # noqa: TRY301
         except RateError as error:
             raise RateError(error.text, error.position, error.problem, error.hint, "ban['after']") from error
         return cls(after, tuple(parse_duration("ban['for']", duration) for duration in durations))

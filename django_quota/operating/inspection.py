@@ -496,7 +496,7 @@ class RuleChange:
     then: list[LimitStatus] = field(default_factory=list)
     """Empty if the override changes nothing."""
     problem: str = ""
-    """Why the override changes nothing: the rule has an override of its own, or this override does not fit the rule."""
+    """Why the override changes nothing: it has ended, does not fit the rule, or the rule has an override of its own."""
 
     @property
     def is_same(self) -> bool:
@@ -545,13 +545,7 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
             started = _started(rule, subject, starts)
             rule = started if isinstance(started, Rule) else rule
         found = table.find(name, subject, max(override.begins, snapshot.now))
-        if found is None or found.pk != override.pk:
-            change.problem = gettext("Nothing changes, since this rule has an override of its own.")
-        elif rule is not None and override.mode == "rate":
-            try:
-                rule.under(override.rates)
-            except RuleError as error:
-                change.problem = error_in_words(error)
+        change.problem = _why_nothing_changes(override, found, rule, snapshot.now)
         if rule is not None and not change.problem:
             changed.append((name, "", rule))
     changes = {change.rule: change for change in preview.changes}
@@ -560,6 +554,20 @@ def preview_override(subject: str, override: Override) -> OverridePreview:
         for limit in _peek_at(snapshot, questions, table):
             changes[limit.rule].then.append(limit)
     return preview
+
+
+def _why_nothing_changes(override: Override, found: Override | None, rule: Rule | None, now: int) -> str:
+    """Return why an override does not change a rule under which `found` applies; nothing if it does."""
+    if 0 < override.ends <= now:
+        return gettext("Nothing changes, since this override has ended.")
+    if found is None or found.pk != override.pk:
+        return gettext("Nothing changes, since this rule has an override of its own.")
+    if rule is not None and override.mode == "rate":
+        try:
+            rule.under(override.rates)
+        except RuleError as error:
+            return error_in_words(error)
+    return ""
 
 
 def rules_for(name: str) -> dict[str, NamedRule]:

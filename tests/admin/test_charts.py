@@ -121,15 +121,16 @@ def test_the_legend_names_the_range_of_each_shade(counts: tuple[int, ...], legen
 @pytest.mark.parametrize(
     ("counts", "summary"),
     [
-        pytest.param([], "0 checks on 0 days, 0 of them refused.", id="none"),
+        pytest.param([], "Checks: 0, of them refused: 0. Days with checks: 0.", id="none"),
         pytest.param(
             [Count(1, 0, 1)],
-            "1 check on 1 day, 0 of them refused. The busiest day: Jan. 1, 2026: 1 allowed, 0 refused.",
+            "Checks: 1, of them refused: 0. Days with checks: 1. The busiest day: Jan. 1, 2026: 1 allowed, 0 refused.",
             id="one",
         ),
         pytest.param(
             [Count(5), Count(900, 600), Count(1_500)],
-            "3,005 checks on 3 days, 600 of them refused. The busiest day: Jan. 2, 2026: 900 allowed, 600 refused.",
+            "Checks: 3,005, of them refused: 600. Days with checks: 3. "
+            "The busiest day: Jan. 2, 2026: 900 allowed, 600 refused.",
             id="two busiest days",
         ),
     ],

@@ -567,7 +567,7 @@ def test_a_preview_of_an_override_that_has_ended_says_so(client: Client) -> None
         "What this override would do now",
         "ip:192.0.2.1: exempt : the override has ended, so it changes nothing.",
         "1 limit stays as it is",
-        "login: Nothing changes, since this rule has an override of its own.",
+        "login: Nothing changes, since this override has ended.",
     ]
 
 

@@ -506,6 +506,16 @@ class TestThePreviewOfAnOverride:
         assert (changes["search"].then, changes["viewed"].problem) == ([], "")
         assert [limit.why for limit in changes["viewed"].then] == ["blocked"]
 
+    @pytest.mark.parametrize("rows", [(), ("x 0 0 ",)], ids=["alone", "beside another"])
+    def test_one_that_has_ended_changes_nothing(self, rows: tuple[str, ...]) -> None:
+        for row in rows:
+            override(row, "search", SUBJECT)
+
+        (change,) = previews(SUBJECT, "search", "blocked", ends=START).values()
+
+        assert change.problem == "Nothing changes, since this override has ended."
+        assert change.then == []
+
     def test_the_saved_one_holds_neither_now_nor_then(self) -> None:
         override("r 0 0 3/m", "search", SUBJECT)
 

@@ -315,8 +315,8 @@ def test_a_tier_without_a_limit_neither_bans_nor_warns_nor_counts_refusals() -> 
         (
             {"ban": {"after": "20/month", "for": "1h"}},
             (
-                "ban['after']='20/month' is not a rate: 'sliding_window' does not count in months (at position 3). Use "
-                "algorithm='calendar', or seconds to weeks: for example, '20/30d'."
+                "ban['after']='20/month' is not a rate: a ban does not count in months (at position 3). Use seconds to "
+                "weeks: for example, '20/30d'."
             ),
         ),
         (

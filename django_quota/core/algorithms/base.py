@@ -81,8 +81,6 @@ class Algorithm(ABC, Generic[State]):
     """Its short name in keys."""
     takes: ClassVar[frozenset[str]] = frozenset()
     """The names of the `Options` that it takes, besides `count_refused`."""
-    bound: ClassVar[str]
-    """The most it admits in any window, in words."""
     timeless: ClassVar[bool] = True
     """Whether the parameters are the same at any time."""
     counts_units: ClassVar[bool] = True

@@ -31,12 +31,14 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Calendar(FixedWindow):
-    """Parameters: a, b, c = the edges of the current and the next period, in microseconds: [a, b) and [b, c)."""
+    """At most the limit in each period.
+
+    Parameters: a, b, c = the edges of the current and the next period, in microseconds: [a, b) and [b, c).
+    """
 
     name = "calendar"
     code = "cal"
     takes = frozenset({"tz", "starts"})
-    bound = "limit a period"
     timeless = False
 
     def validate(self, rate: Rate, options: Options) -> None:

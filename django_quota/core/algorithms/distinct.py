@@ -21,11 +21,13 @@ Values = Mapping[str, int]
 
 
 class Distinct(Algorithm[Values]):
-    """Parameters: a = the window in microseconds; value = the digest of the hit's value."""
+    """At most the limit of different values in any window.
+
+    Parameters: a = the window in microseconds; value = the digest of the hit's value.
+    """
 
     name = "distinct"
     code = "dv"
-    bound = "limit different values"
 
     def validate(self, rate: Rate, options: Options) -> None:
         """Check that there are not too many values to keep."""

@@ -19,11 +19,10 @@ class WindowCount(NamedTuple):
 
 
 class FixedWindow(Algorithm[WindowCount]):
-    """Parameters: a = the window in microseconds."""
+    """At most twice the limit in any window. Parameters: a = the window in microseconds."""
 
     name = "fixed_window"
     code = "fw"
-    bound = "2 * limit"
 
     def end(self, p: Parameters, now: int) -> int:
         """Return when a window that opens now ends."""

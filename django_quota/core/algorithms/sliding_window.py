@@ -41,12 +41,14 @@ class WindowEntry(NamedTuple):
 
 
 class SlidingWindow(Algorithm[tuple[WindowEntry, ...]]):
-    """Parameters: a = the window, b = the width of a slice (0: every hit is an entry), both in microseconds."""
+    """At most the limit in any window.
+
+    Parameters: a = the window, b = the width of a slice (0: every hit is an entry), both in microseconds.
+    """
 
     name = "sliding_window"
     code = "sw"
     takes = frozenset({"precision"})
-    bound = "limit"
 
     def validate(self, rate: Rate, options: Options) -> None:
         """Check that the precision is from 1 to 1,000."""

@@ -153,11 +153,13 @@ def _used_up(every: tuple[Credit, ...], units: int) -> tuple[Credit, ...]:
 
 
 class Stock(Algorithm[Total]):
-    """Parameters: a = how long the counter lives after a change, b = how long a lease lasts, in microseconds; or 0."""
+    """At most what the counter holds.
+
+    Parameters: a = how long the counter lives after a change, b = how long a lease lasts, in microseconds; or 0.
+    """
 
     name = "stock"
     code = "c"
-    bound = "what the counter holds"
 
     def peek(self, state: Total | None, p: Parameters, cost: int, now: int) -> Verdict:
         """Admit if the counter holds the cost; otherwise no wait helps."""

@@ -27,12 +27,14 @@ class Bucket(NamedTuple):
 
 
 class TokenBucket(Algorithm[Bucket]):
-    """Parameters: capacity = the burst; a = the interval in microseconds."""
+    """At most the burst and the limit in any window.
+
+    Parameters: capacity = the burst; a = the interval in microseconds.
+    """
 
     name = "token_bucket"
     code = "tb"
     takes = frozenset({"burst"})
-    bound = "burst + limit"
     counts_units = False
 
     def validate(self, rate: Rate, options: Options) -> None:
@@ -150,11 +152,13 @@ def _interval(rate: Rate) -> int:
 
 
 class LeakyBucket(TokenBucket):
-    """Parameters: capacity = the room of the queue (`burst`, by default the rate's count); a = the interval."""
+    """At most the limit in any window, and cost - 1 more, if each hit waits for its delay.
+
+    Parameters: capacity = the room of the queue (`burst`, by default the rate's count); a = the interval.
+    """
 
     name = "leaky_bucket"
     code = "lb"
-    bound = "limit (+ cost - 1), once each has waited its delay"
 
     def held_back(self, backlog: int) -> int:
         """Return the time that the hits before this one take to leave."""
