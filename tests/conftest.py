@@ -301,7 +301,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(
     params=[
         "memory",
-        "sqlite",
+        selection.thorough("sqlite", "sqlite"),
         selection.thorough("postgresql", "postgresql"),
         *programs(),
         selection.thorough("cluster", "cluster"),

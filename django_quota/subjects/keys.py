@@ -136,7 +136,7 @@ def _known_user(user: Any) -> str | None:
         return None
     if getattr(user, "pk", None) is None:
         raise RuleError(
-            f"The request's user is a {type(user).__name__} without a primary key, which a limit needs.",
+            f"The request's user is of type {type(user).__name__}, without the primary key that a limit needs.",
             "Give the class a `pk`, or use a function of the request as the key.",
         )
     return user_subject(user)
@@ -203,7 +203,7 @@ def _from_kwarg(name: str, request: HttpRequest) -> str | None:
         return None
     if _is_shown_by_address(value):
         raise RuleError(
-            f"The URL argument {name!r} is a {type(value).__name__}, which has no string form of its own.",
+            f"The URL argument {name!r} is of type {type(value).__name__}, which has no string form of its own.",
             "Give the class a __str__, or use a function of the request as the key.",
         )
     return value_subject("kwarg", name, str(value))

@@ -526,7 +526,7 @@ def test_a_batch_has_five_hundred_days_unless_another_number_is_given(monkeypatc
     assert asked.call_args.args[1:3] == (500, "default")
 
 
-@pytest.mark.usefixtures("redis_cache", "database")
+@pytest.mark.usefixtures("redis_cache", "database", "short_pauses")
 @pytest.mark.parametrize(("walks", "step"), [(roll_up, "move"), (preview, "_counted_now")], ids=["moved", "previewed"])
 def test_a_server_of_several_that_does_not_answer_is_an_error_at_the_end(
     walks: Any, step: str, monkeypatch: pytest.MonkeyPatch

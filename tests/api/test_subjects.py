@@ -105,8 +105,8 @@ def test_a_user_without_a_primary_key_is_an_error() -> None:
         subject("user", with_user(SimpleNamespace(is_authenticated=True)))
 
     assert str(refused.value) == (
-        "The request's user is a SimpleNamespace without a primary key, which a limit needs. Give the class a `pk`, or "
-        "use a function of the request as the key."
+        "The request's user is of type SimpleNamespace, without the primary key that a limit needs. Give the class a "
+        "`pk`, or use a function of the request as the key."
     )
 
 
@@ -790,8 +790,8 @@ def test_an_argument_without_words_of_its_own_is_an_error() -> None:
         subject_of("kwarg:pk", with_arguments(pk=object()))
 
     assert str(refused.value) == (
-        "The URL argument 'pk' is a object, which has no string form of its own. Give the class a __str__, or use a "
-        "function of the request as the key."
+        "The URL argument 'pk' is of type object, which has no string form of its own. Give the class a __str__, or "
+        "use a function of the request as the key."
     )
 
 

@@ -67,7 +67,9 @@ def said(*words: str) -> str:
         thorough("variants", "wrong-password", "status"),
     ],
 )
-def test_without_redis_a_command_ends_with_an_error(fault: str, name: str, used: FaultyServer) -> None:
+def test_without_redis_a_command_ends_with_an_error(
+    fault: str, name: str, used: FaultyServer, short_pauses: None
+) -> None:
     with FAULTS[fault].inject(used):
         assert 'It is the Redis of CACHES["default"].' in said(*COMMANDS[name])
 

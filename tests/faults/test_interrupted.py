@@ -21,6 +21,7 @@ from tests.support.cancelling import Steps
 from tests.support.commands import PATIENCE
 from tests.support.outages import due_breaker, new_breaker, new_outages
 from tests.support.processes import forks, in_child
+from tests.support.selection import thorough
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
 
@@ -34,7 +35,7 @@ STEPS = 60
 """The most awaits, or turns of the loop, at which a call is cancelled."""
 
 
-@pytest.mark.parametrize("connection", ["kept", "new"])
+@pytest.mark.parametrize("connection", ["kept", thorough("faults", "new")])
 @pytest.mark.parametrize("call", [call for call in CALLS if call.name in ASYNC], ids=lambda call: call.name)
 def test_a_task_cancelled_at_any_await_leaves_no_reply(
     call: Any, connection: str, redis_server: RedisServer, raw: redis.Redis, settings: Any, caplog: Any

@@ -32,7 +32,12 @@ ANSWERED = {**dict.fromkeys(TAKES_NO_WRITES, READS - RESETS), "full": READS | FR
 @pytest.mark.parametrize(
     ("fault", "mode"),
     [
-        pytest.param(fault, mode, id=f"{fault.name}-{mode}")
+        pytest.param(
+            fault,
+            mode,
+            id=f"{fault.name}-{mode}",
+            marks=[pytest.mark.thorough("faults")] if mode != MODES[0] and fault.name != "refused" else [],
+        )
         for fault in FAULTS.values()
         for mode in (MODES[:1] if fault.name in ("hung", "loading") else MODES)  # under these each call waits
     ],

@@ -94,7 +94,7 @@ def is_bare_template(content: bytes) -> bool:
 
 
 @pytest.mark.usefixtures("played")
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db
 def test_no_name_becomes_code_in_any_page() -> None:
     known: set[str] = set()
     code: dict[str, set[str]] = {}
@@ -112,7 +112,7 @@ def test_no_name_becomes_code_in_any_page() -> None:
 
 
 @pytest.mark.usefixtures("played")
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db
 @pytest.mark.parametrize("page", ["overview", "quotaoverride", "dailycounter"])
 def test_a_page_shows_what_a_name_says(page: str) -> None:
     reply = superuser(MARKUP).get(f"{ROOT}django_quota/{page}/")
@@ -177,7 +177,7 @@ def assert_json(said: str) -> None:
 
 
 @pytest.mark.usefixtures("played")
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db
 @in_formats
 @pytest.mark.parametrize("words", COMMANDS)
 def test_what_a_command_says_of_all_subjects_is_printable(words: str, options: list[str]) -> None:
@@ -187,7 +187,7 @@ def test_what_a_command_says_of_all_subjects_is_printable(words: str, options: l
 
 
 @pytest.mark.usefixtures("played")
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db
 @in_formats
 @pytest.mark.parametrize("words", COMMANDS_OF_A_SUBJECT)
 def test_what_a_command_says_of_a_subject_is_printable(words: str, options: list[str]) -> None:
@@ -197,7 +197,7 @@ def test_what_a_command_says_of_a_subject_is_printable(words: str, options: list
 
 
 @pytest.mark.usefixtures("played")
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db
 @pytest.mark.thorough("variants")
 @pytest.mark.parametrize("words", COMMANDS)
 def test_each_line_that_a_command_says_of_all_subjects_is_json(words: str) -> None:
@@ -205,7 +205,7 @@ def test_each_line_that_a_command_says_of_all_subjects_is_json(words: str) -> No
 
 
 @pytest.mark.usefixtures("played")
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db
 @pytest.mark.thorough("variants")
 @pytest.mark.parametrize("words", COMMANDS_OF_A_SUBJECT)
 def test_each_line_that_a_command_says_of_a_subject_is_json(words: str) -> None:

@@ -169,7 +169,7 @@ class TestAFunctionThatFails:
     def test_leaves_the_decision_to_on_unavailable(self) -> None:
         assert check("5/m", "user:1").degraded
 
-    def test_is_named_by_a_command(self) -> None:
+    def test_is_named_by_a_command(self, short_pauses: None) -> None:
         with pytest.raises(CommandError, match=r'It is the Redis of QUOTA\["REDIS"\]'):
             call_command("quota_sweep")
 

@@ -18,7 +18,6 @@ from django_quota.limiting.outages import Outages, _log_denied_command, _log_for
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.breaker import Breaker
-from django_quota.stores.redis.settings import ANSWER_TIMEOUT
 from django_quota.stores.redis.store import RedisStore
 from django_quota.subjects import addresses
 from django_quota.testing import RedisServer
@@ -115,7 +114,7 @@ class Mute:
 @pytest.fixture
 def mute(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[Mute]:
     server = Mute(tmp_path_factory.mktemp("m") / "s")
-    settings.CACHES = caches(RedisServer(server.url, 0, Path()), socket_timeout=ANSWER_TIMEOUT)
+    settings.CACHES = caches(RedisServer(server.url, 0, Path()), socket_timeout=0.05)
     yield server
     server.close()
 

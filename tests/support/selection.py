@@ -19,8 +19,10 @@ import pytest
 REASONS = {
     "server": "the same on another server",
     "decoded": "the same with decode_responses",
+    "sqlite": "the same on SQLite as in memory and on Redis",
     "postgresql": "the same on PostgreSQL",
     "cluster": "the same on a Cluster",
+    "faults": "each call under more faults of a server",
     "topology": "Clusters and Sentinels of their own: seconds to form, to fail over, to time out",
     "processes": "processes that run, wait or are killed for seconds",
     "search": "long searches for a counterexample",
@@ -35,7 +37,7 @@ REASONS = {
 }
 """Each reason to leave a test out, and what the summary says of it."""
 
-REPEATS = {"server", "decoded", "postgresql", "cluster", "variants"}
+REPEATS = {"server", "decoded", "sqlite", "postgresql", "cluster", "variants"}
 """The reasons of tests that take no longer than those of `make test`."""
 
 MANY = 100
