@@ -27,6 +27,7 @@ from django_quota import signals
 from django_quota.core.clock import moment_of, use_clock
 from django_quota.core.rules import Rule
 from django_quota.features.slots.renewal import Renewer, renewer
+from django_quota.limiting import registry
 from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.overrides import overrides
 from django_quota.operating import lookup
@@ -162,6 +163,13 @@ def the_version_of_redis_py_is_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("redis.utils.get_lib_version", cache(get_lib_version))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def the_last_store_is_closed() -> Iterator[None]:
+    """A change of the settings closes all stores but the last one."""
+    yield
+    registry._limiter.forget()
 
 
 @pytest.fixture(autouse=True)

@@ -281,6 +281,11 @@ class TestOfEachServer:
         assert checks_of_today()["3/m"][0] >= len(SUBJECTS)
 
 
+def clients(cluster: Cluster) -> set[tuple[int, str]]:
+    """Return who is connected to the servers."""
+    return {(server.port, each["id"]) for server in cluster.servers for each in server.client.client_list()}
+
+
 @pytest.mark.parametrize("replaces", [False, True], ids=["empty", "replaced"])
 def test_counts_of_all_servers_return_from_a_database(
     cluster: Cluster, database: Any, replaces: bool, settings: Any
@@ -304,6 +309,18 @@ def test_counts_of_all_servers_return_from_a_database(
 
 site: Any = cache
 MANY = {f"k{n}": n for n in range(20)}
+
+
+def test_the_cache_closes_its_connections_where_the_settings_say_so(cluster: Cluster, settings: Any) -> None:
+    settings.DJANGO_REDIS_CLOSE_CONNECTION = True
+    before = clients(cluster)
+    site.set_many(MANY)
+    opened = clients(cluster) - before
+
+    caches.close_all()
+
+    assert len(opened) >= len(cluster.servers)
+    wait_until(lambda: not clients(cluster) & opened)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -337,6 +354,14 @@ class TestTheCacheAnswersAsOnOneServer:
             assert not site.lock("mutex", timeout=60, blocking_timeout=0.01).acquire(blocking=False)
             lock.extend(5)
         assert site.lock("mutex", timeout=5).acquire(blocking=False)
+
+    @pytest.mark.usefixtures("filled")
+    def test_after_it_was_closed(self, settings: Any) -> None:
+        settings.DJANGO_REDIS_CLOSE_CONNECTION = True
+        site.close()
+
+        assert site.get("k1") == 1
+        assert site.client.get_client().ping()  # asks the server that redis-py forgets when it closes a client
 
     def test_to_sets(self) -> None:
         if not hasattr(site, "sadd"):
@@ -830,6 +855,20 @@ def test_a_plain_command_runs_no_script_beside_it(cluster: Cluster) -> None:
 
     stats = [server.client.info("commandstats") for server in cluster.servers]
     assert [name for each in stats for name in each if "eval" in name] == []
+
+
+def test_a_closed_store_leaves_no_connection_for_plain_commands_open(cluster: Cluster) -> None:
+    store = current_store().redis
+    names, before = store.servers(), clients(cluster)
+    for name in names:
+        with store.commands(name) as client:
+            client.ping()
+    opened = clients(cluster) - before
+
+    store.close()
+
+    assert len(opened) >= len(names)
+    wait_until(lambda: not clients(cluster) & opened)
 
 
 def losing(lost: Exception) -> Any:

@@ -301,7 +301,7 @@ class TestTheFactory:
 
         ClusterConnectionFactory.forget()
 
-        first.close.assert_called_once_with()
+        first.disconnect.assert_called_once_with()
         assert self.factory().connect_to(LOCATIONS) is not first
 
     def test_closes_a_client_that_is_disconnected(self) -> None:
@@ -309,7 +309,7 @@ class TestTheFactory:
 
         self.factory().disconnect(client)
 
-        client.close.assert_called_once_with()
+        client.disconnect.assert_called_once_with()
 
 
 class TestTheCache:

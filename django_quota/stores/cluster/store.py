@@ -266,7 +266,7 @@ class ClusterStore(RedisStore):
         """Close connections, and keep none for threads that still use it; an event loop closes its own."""
         self._is_closed = True
         for client in list(self._plain.values()):
-            client.close()
+            client.connection_pool.disconnect()  # `close` leaves a pool that the client was given as it is
         for side in list(self._sides.values()):
             side.close()
 

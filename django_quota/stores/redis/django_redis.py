@@ -142,6 +142,12 @@ class DjangoRedisCluster(RedisCluster):
         made.execute = executed
         return made
 
+    def disconnect(self) -> None:
+        """Close the connections that nobody uses now. The next command opens new ones."""
+        for node in cast("Any", self).get_nodes():  # redis-py leaves it untyped
+            if node.redis_connection is not None:
+                node.redis_connection.connection_pool.disconnect(inuse_connections=False)
+
 
 @contextmanager
 def _as_connection_error() -> Iterator[None]:
@@ -157,15 +163,15 @@ def _as_connection_error() -> Iterator[None]:
 class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # django-redis has no types
     """Makes one `RedisCluster` for each LOCATION, for all threads of the process."""
 
-    _clusters: ClassVar[dict[str, RedisCluster]] = {}
+    _clusters: ClassVar[dict[str, DjangoRedisCluster]] = {}
 
-    def connect_to(self, urls: Iterable[str]) -> RedisCluster:
+    def connect_to(self, urls: Iterable[str]) -> DjangoRedisCluster:
         """Return the client of the Cluster that these servers belong to."""
         urls = list(urls)
         place = ",".join(urls)
         return self._clusters.get(place) or self._clusters.setdefault(place, self._made(urls))
 
-    def _made(self, urls: list[str]) -> RedisCluster:
+    def _made(self, urls: list[str]) -> DjangoRedisCluster:
         given = {**self.make_connection_params(urls[0]), **self.pool_cls_kwargs, **self.redis_client_cls_kwargs}
         given.pop("parser_class", None)  # the client of a Cluster has its own
         url = given.pop("url")
@@ -174,16 +180,19 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # djan
         with _as_connection_error():
             return DjangoRedisCluster(url=url, startup_nodes=nodes, **given)
 
-    def disconnect(self, connection: RedisCluster) -> None:
-        """Close the connections of a client."""
-        connection.close()
+    def disconnect(self, connection: DjangoRedisCluster) -> None:
+        """Close the connections of a client that no other thread uses now.
+
+        Other threads have the same client: redis-py's `close` would end it for them, and would leave connections open.
+        """
+        connection.disconnect()
 
     @classmethod
     def forget(cls) -> None:
         """Close all clients: the next use makes new ones."""
         clusters, cls._clusters = cls._clusters, {}
         for cluster in clusters.values():
-            cluster.close()
+            cluster.disconnect()
 
 
 class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis has no types
