@@ -366,6 +366,12 @@ class Rule:
         parts = self.key if isinstance(self.key, tuple) else (self.key,)
         return self.tier is not None or any(part not in ("user", "ip") for part in parts)
 
+    @property
+    def most_units(self) -> int | None:
+        """The most units that one hit may take, in any of the tiers; None if that is unknown or without a bound."""
+        tiers = [[limit.capacity for limit in each.limits] for each in self.tiers.values() or [self]]
+        return max(map(min, tiers)) if all(tiers) else None
+
     @cached_property
     def needs_start(self) -> bool:
         """Whether the periods of its limits are only known by a subject; `starting` returns the rule that has them."""

@@ -554,7 +554,7 @@ def _check_tiers(site: _Site) -> Iterator[CheckMessage]:
 def _check_costs(site: _Site) -> Iterator[CheckMessage]:
     """Find rules that take more units for a request than their limit: each such request is refused."""
     for rule in _unique([*site.named, *site.rules]):
-        room = _most_room(rule)
+        room = rule.most_units
         costs = [] if callable(rule.cost) else [("cost", rule.cost)]
         costs += [(f"costs[{name!r}]", cost) for name, cost in rule.costs or ()]
         for option, cost in costs:
@@ -564,12 +564,6 @@ def _check_costs(site: _Site) -> Iterator[CheckMessage]:
                     f"Rule {rule.name!r} has {option}={cost:,}, and a limit of {room:,}: each such request is refused.",
                     "Raise the rate, or the burst of a bucket, to the cost at least, or lower the cost.",
                 )
-
-
-def _most_room(rule: Rule) -> int | None:
-    """Return the most units that a request may take of a rule, in any of its tiers; None if that is unknown."""
-    tiers = [[limit.capacity for limit in each.limits] for each in rule.tiers.values() or [rule]]
-    return max(map(min, tiers)) if all(tiers) else None
 
 
 def _check_open(site: _Site) -> Iterator[CheckMessage]:

@@ -1068,6 +1068,15 @@ class TestChecks:
                 )
                 for cost in (0, "5", True, Rate.max_count + 1)
             ],
+            *[
+                (
+                    view_of(QuotaThrottle, quota_cost=1_200, **named),
+                    "W051",
+                    f"{__name__}.View has quota_cost=1,200, and rule 'each' a limit of 9: each request is refused.",
+                    "Raise the rate, or the burst of a bucket, to the cost at least, or lower the cost.",
+                )
+                for named in ({"quota_rules": ["each"]}, {"throttle_scope": "each"})
+            ],
             (
                 ASKING.as_view(),
                 "W029",
@@ -1082,6 +1091,12 @@ class TestChecks:
         found = [each for each in findings(settings, view, each=each) if each.id == f"django_quota.{code}"]
 
         assert [(each.msg, each.hint) for each in found] == [(words, hint)]
+
+    @pytest.mark.parametrize("rate", ["0/m", "50/m", None], ids=["a rate of nothing", "room enough", "no limit"])
+    def test_w051_a_cost_that_a_rule_has_room_for_is_not_found(self, rate: Any, settings: Any) -> None:
+        view = view_of(QuotaThrottle, quota_rules=["each"], quota_cost=50)
+
+        assert ids(findings(settings, view, each={"rate": rate})) == []
 
     @pytest.mark.parametrize(
         "view",

@@ -91,14 +91,14 @@ def check_throttles(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
 
 
 def _check_names(view: Endpoint) -> Iterator[CheckMessage]:
-    """Find rules that a view names and that do not exist, and a wrong cost."""
+    """Find rules that a view names and that do not exist, and a cost that is wrong or above the limit of a rule."""
     if not _names_rules(view):
         return
     path, scope, cost = dotted_path(view.view_class), _given(view, "throttle_scope"), _given(view, "quota_cost")
-    wrong = []
+    wrong, named = [], list[Rule]()
     for rule in _rules_of(view):
         try:
-            named_rule(rule, view.view_class)
+            named.append(named_rule(rule, view.view_class))
         except RuleError as error:
             wrong.append((error.problem, error.hint))
     if scope and scope not in current().rules and scope not in ScopedRateThrottle.THROTTLE_RATES:
@@ -112,6 +112,21 @@ def _check_names(view: Endpoint) -> Iterator[CheckMessage]:
             hint="Use, for example, 50.",
             id="django_quota.E034",
         )
+    elif cost is not None:
+        with suppress(RuleError):  # the check of the settings reports it
+            named += [current().rule(scope)] if scope in current().rules else []
+        yield from _costs_above(dict.fromkeys(named), cost, path)
+
+
+def _costs_above(rules: Iterable[Rule], cost: int, path: str) -> Iterator[CheckMessage]:
+    """Find rules of a view whose limit is below what the view takes."""
+    for rule in rules:
+        if (room := rule.most_units) is not None and 0 < room < cost:
+            yield CheckWarning(
+                f"{path} has quota_cost={cost:,}, and rule {rule.name!r} a limit of {room:,}: each request is refused.",
+                hint="Raise the rate, or the burst of a bucket, to the cost at least, or lower the cost.",
+                id="django_quota.W051",
+            )
 
 
 def _check_slots(view: Endpoint) -> Iterator[CheckMessage]:
