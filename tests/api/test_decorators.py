@@ -116,6 +116,16 @@ class TestKindsOfViews:
 
         assert request.quota.rule == f"{__name__}.Derived.get"
 
+    @pytest.mark.parametrize("way", ["class", "md-dispatch"])
+    def test_a_dispatch_may_get_its_request_by_name(self, way: str) -> None:
+        limited, request = WAYS[way](Sync, quota("2/m", key="user")), get()
+        view = limited()
+        view.setup(request)
+
+        view.dispatch(request=request)
+
+        assert request.quota.rule == f"{__name__}.Derived"
+
     @pytest.mark.parametrize("cls", [Sync, Async])
     @pytest.mark.parametrize("way", WAYS)
     def test_a_class_is_limited(self, way: str, cls: type[View]) -> None:

@@ -19,6 +19,7 @@ from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavaila
 from django_quota.limiting.registry import get_limiter
 from django_quota.middleware import QuotaMiddleware
 from tests.support.calls import both, fetch, get, run
+from tests.support.outages import no_answer
 
 MEMORY = {"STORE": "memory"}
 
@@ -234,6 +235,17 @@ def test_the_503_of_a_view_has_the_limits_that_were_decided_before_it() -> None:
 
     assert response is not None
     assert (response.status_code, response.headers["RateLimit-Policy"]) == (503, '"search";q=9;w=60')
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_refusal_of_an_outage_in_a_view_that_its_limit_allowed_is_a_503() -> None:
+    @quota("9/m", name="outer")
+    def asks_in_an_outage(request: Any) -> HttpResponse:
+        with no_answer():
+            check("5/m", request, name="inner", on_unavailable="deny").raise_if_refused()
+        return HttpResponse()
+
+    assert run(asks_in_an_outage).status_code == 503
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -365,6 +365,7 @@ def test_names_that_a_database_makes_equal_are_one_subject(form: Callable[[str],
     [
         ("\u0131van", "ivan"), ("\u0130VAN", "ivan"), ("I\u0307VAN", "ivan"), ("ⅳan", "ivan"),
         ("iv\u200ban", "ivan"), ("iv\xadan", "ivan"), ("iv\0an", "ivan"), (f"ivan{'x' * 1_000}", f"ivan{'x' * 2_000}"),
+        (f"{' ' * 1_000}ivan", "ivan"),
     ],
 )  # fmt: skip
 def test_another_spelling_of_a_name_is_the_same_subject(name: str, spelt: str) -> None:
