@@ -419,6 +419,11 @@ class TestFunctions:
         loop = asyncio.run(ask())
         assert (calls[0], calls[1] is loop) == (loop, False)
 
+    def test_a_lazy_user_that_it_returns_is_loaded_in_a_thread_under_async(self) -> None:
+        user = SimpleLazyObject(lambda: async_unsafe(User)(pk=7))
+
+        assert asyncio.run(asubject_of(user_of, with_user(user))) == "user:7"
+
     def test_a_function_that_queries_the_database_is_an_error_of_a_sync_call_in_a_loop(self) -> None:
         async def ask() -> None:
             check("1/m", request(), key=queries, name="queries")
@@ -727,6 +732,10 @@ def by_account(request: HttpRequest) -> str:
         pytest.param(("header:X-Key",), "header.x-other:0a", False, id="header: another one"),
         pytest.param(("cookie:Device",), "cookie.Device:0a", True, id="cookie: its own"),
         pytest.param(("cookie:Device",), "cookie.device:0a", False, id="cookie: another one"),
+        pytest.param(("json:user.email",), "json.user.email:0a", True, id="json: its own"),
+        pytest.param(
+            ("json:user.email",), "org:7", False, id="json: another kind, though it has a dot as functions do"
+        ),
         pytest.param(("user", "path"), "user:42+path:/a/", True, id="two parts"),
         pytest.param(("user", "path"), "user:42", False, id="one of two parts"),
         pytest.param((), "org:7", True, id="unknown parts"),
