@@ -3,6 +3,7 @@
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
@@ -12,7 +13,7 @@ from django_quota import check, concurrency, peek, quota, slot
 from django_quota.adapters import SlotRule
 from django_quota.core.errors import StoreBusy, StoreFull
 from django_quota.core.flow import run_sync
-from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.http.request_slots import Holding
 from django_quota.limiting.registry import get_limiter
 from django_quota.testing import freeze
@@ -269,6 +270,15 @@ class TestALeaseThatIsLost:
         run_sync(holding.release_flow())
 
         assert held("other") == 0
+
+    def test_they_are_given_back_though_the_store_did_not_answer_for_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        holding = Holding()
+        holding.leases = [slot(name, 1).acquire() for name in ("view", "other")]
+        monkeypatch.setattr(holding.leases[0], "releasing", Mock(side_effect=StoreUnavailable("it is gone")))
+
+        run_sync(holding.release_flow())
+
+        assert (held("view"), held("other")) == (1, 0)
 
     def test_the_log_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
         one(lambda request: forget("view"))(get())

@@ -1266,6 +1266,10 @@ def test_a_number_is_one_name_however_it_is_written(numbered: User, guess: Calla
         assert guess(PASSWORD, name=str(number)) == "refused"
 
 
+def test_a_number_that_no_field_holds_is_the_name_that_it_is_written_as(numbered: User) -> None:
+    assert login_subject(float("inf")) == login_subject("inf")
+
+
 def test_a_number_is_unlocked(numbered: User, guess: Callable[..., str]) -> None:
     with freeze(START):
         for _ in range(6):
