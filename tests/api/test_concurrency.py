@@ -1,5 +1,6 @@
 """`@concurrency` on views: never more requests than the limit, and each slot is given back."""
 
+import asyncio
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -342,6 +343,20 @@ class TestWithoutAnAnswer:
             response = concurrency(1, name="view", on_unavailable="local")(asks_nothing)(get())
 
         assert response.status_code == 503
+
+    def test_a_request_waits_for_a_slot_that_the_process_counts_by_itself(self) -> None:
+        async def takes_turns(request: Any) -> HttpResponse:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return HttpResponse("ok")
+
+        limited: Any = concurrency(1, name="view", wait=5, on_unavailable="local")(takes_turns)
+
+        async def two() -> list[int]:
+            return [each.status_code for each in await asyncio.gather(limited(get()), limited(get()))]
+
+        with no_answer():
+            assert asyncio.run(two()) == [200, 200]
 
     def test_a_denied_request_may_try_again_in_a_second(self) -> None:
         with no_answer():
