@@ -855,6 +855,33 @@ def _database_findings() -> list[tuple[str, str]]:
     return [(str(each.id).removeprefix("django_quota."), f"{each.msg} {each.hint}") for each in found]
 
 
+@pytest.mark.parametrize(
+    "quota",
+    [
+        pytest.param(5, id="no settings"),
+        pytest.param({"RULES": 5}, id="no rules"),
+        pytest.param({"RULES": {"api": "10/parsec"}}, id="a rule"),
+        pytest.param({"RULES": {"api": {"rate": "10/d", "store": "nowhere"}}}, id="the store of a rule"),
+        pytest.param({"ENABLED": "maybe"}, id="whether it is on"),
+        pytest.param({"STORE": "nowhere"}, id="the store"),
+        pytest.param({"STORE": "database", "DATABASE": "nowhere"}, id="the database"),
+        pytest.param({"REDIS": 5}, id="the Redis"),
+        pytest.param({"IPV4_PREFIX": 99}, id="the bits of an address"),
+        pytest.param({"TEMPLATE": 5}, id="the template"),
+        pytest.param({"EXEMPT": "everybody"}, id="who is exempt"),
+    ],
+)
+def test_a_wrong_setting_is_reported_by_the_checks_of_a_live_site_and_its_database(
+    quota: Any, database: Any, settings: Any
+) -> None:
+    settings.QUOTA = quota
+
+    found = run_checks(tags=["django_quota", "database"], include_deployment_checks=True, databases=["default"])
+
+    assert any(each.is_serious(ERROR) for each in found)
+    assert "django_quota.W010" not in [each.id for each in found], "limiting is not off"
+
+
 def test_our_tag_asks_no_database(tmp_path: Path) -> None:
     with default_database(sqlite_database(tmp_path / "no" / "such" / "folder.sqlite3")):
         assert all(each.id != "django_quota.W031" for each in run_checks(tags=["django_quota"], databases=["default"]))
