@@ -157,6 +157,16 @@ def test_w022_a_site_without_users_has_no_logins_to_limit(settings: Any) -> None
     assert findings({"LOGIN": {"5/m": "username"}}) == []
 
 
+def test_w022_a_backend_that_cannot_be_imported_hides_nothing(
+    tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "backend_without_its_app.py").write_text('raise RuntimeError("its app is not in INSTALLED_APPS")')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings.AUTHENTICATION_BACKENDS = ["nowhere.Backend", "backend_without_its_app.Backend"]
+
+    assert ids({"LOGIN": {"5/m": "username"}}) == ["W022"]
+
+
 def test_w002_a_site_without_templates_needs_none(settings: Any) -> None:
     settings.TEMPLATES = []
 
@@ -354,6 +364,14 @@ def test_w017_a_rule_is_reported_once_though_several_views_read_tokens_later(set
     assert found.startswith(
         "W017 Rule 'site' needs the user, and is decided before tests.api.test_checks.One asks Token"
     )
+
+
+def test_w017_is_found_beside_a_rule_that_is_wrong(settings: Any) -> None:
+    rules = {"wrong": "5/parsec", **BY_USER, "ip": BY_IP}
+
+    found = found_on(settings, rules, path("", with_tokens().as_view()))
+
+    assert [each[:4] for each in found] == ["E007", "W017"]
 
 
 def with_tokens(**members: Any) -> Any:
@@ -1074,6 +1092,12 @@ def test_a_site_with_tenants_is_known_by_the_engine_of_a_database(
     (found,) = findings()
 
     assert found.msg.startswith(f"The site has tenants, by {package}, and all tenants share their limits")
+
+
+def test_a_database_without_an_engine_is_no_finding(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.DATABASES, "shops", {})
+
+    assert findings() == []
 
 
 @pytest.mark.usefixtures("memory_store")
