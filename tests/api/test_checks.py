@@ -204,6 +204,29 @@ def test_an_alias_that_cannot_serve_is_e004_or_e005(alias: dict[str, Any], code:
     assert all(words in f"{each.msg} {each.hint}" and each.hint for each in found)
 
 
+IN_MEMORY = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+
+
+@pytest.mark.parametrize(
+    ("alias", "debug", "is_tested", "level"),
+    [
+        pytest.param(IN_MEMORY, False, False, ERROR, id="another cache on a live site"),
+        pytest.param(IN_MEMORY, True, False, WARNING, id="another cache of a developer"),
+        pytest.param(IN_MEMORY, False, True, WARNING, id="another cache in tests"),
+        pytest.param({**REDIS, **client("nowhere.Client")}, True, True, ERROR, id="a wrong Redis"),
+    ],
+)
+def test_a_developer_may_have_another_cache_but_no_wrong_redis(
+    alias: Any, debug: bool, is_tested: bool, level: int, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_quota.http.checks.runtime.is_tested", lambda: is_tested)
+    settings.DEBUG = debug
+
+    (found,) = findings(caches={"default": alias})
+
+    assert (found.id, found.level) == ("django_quota.E004", level)
+
+
 @pytest.mark.parametrize(
     ("value", "code", "text"),
     [
