@@ -261,6 +261,17 @@ def test_a_view_that_raises_the_decision_on_its_request_has_it_once() -> None:
     assert [outcome.rule for outcome in request.quota.outcomes] == ["shown"]
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_subclass_may_decide_before_the_view_by_itself(kind: str) -> None:
+    class Closed(QuotaMiddleware):
+        def process_view(self, *given: Any) -> HttpResponse:
+            return HttpResponse(status=418)
+
+    response = Closed(made(kind)).process_view(get(), made(kind), (), {})
+
+    assert response.status_code == 418
+
+
 @pytest.mark.usefixtures("memory_store")
 def test_an_error_of_the_store_that_leaves_a_view_is_an_outage() -> None:
     QuotaMiddleware(lambda r: HttpResponse()).process_exception(get(), StoreUnavailable("it is gone"))
