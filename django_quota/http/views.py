@@ -194,7 +194,7 @@ def _request_of(args: tuple[Any, ...], kwargs: dict[str, Any], decorator: str) -
     for position, candidate in enumerate((*args[:2], kwargs.get("request"))):
         found = candidate if isinstance(candidate, HttpRequest) else getattr(candidate, "_request", None)
         if isinstance(found, HttpRequest):  # the request of Django REST framework wraps Django's
-            return found, type(args[0]) if position and args else None
+            return found, type(args[0]) if position else None
     raise ConfigurationError(f"{decorator} is on a function that got no request. Use it on a view.")
 
 

@@ -224,10 +224,10 @@ def _session(request: HttpRequest) -> Flow[Any]:
 
 def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest) -> Flow[Any]:
     value = yield from call_flow(function, request)
+    if isinstance(value, LazyObject) and value is getattr(request, "user", None):  # a comparison would load it
+        return (yield from _lazy_user(request))
     if value is None or value == "":
         return None
-    if value is getattr(request, "user", None) and isinstance(value, LazyObject):
-        return (yield from _lazy_user(request))
     if isinstance(value, Subject):
         return str(value)
     if is_user(value):

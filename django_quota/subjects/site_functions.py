@@ -34,7 +34,7 @@ def call_flow(function: Callable[..., Any], given: Any) -> Flow[Any]:
         value = function(given)
     except SynchronousOnlyOperation as error:  # it needs the database, which an event loop must ask in a thread
         return (yield IOCall(partial(_raise, error), partial(sync_to_async(function), given)))
-    if not inspect.isawaitable(value):
+    if isinstance(value, LazyObject) or not inspect.isawaitable(value):  # which would load a lazy user
         return value
 
     async def wait() -> Any:

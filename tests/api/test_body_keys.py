@@ -484,8 +484,9 @@ def test_a_body_without_a_length_is_not_read(length: str | None) -> None:
     assert subject(asked) == IP
 
 
-def test_the_error_of_a_long_body_names_the_setting(settings: Any) -> None:
-    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 5
+@pytest.mark.parametrize("allowed", [5, 0], ids=["a few bytes", "none"])
+def test_the_error_of_a_long_body_names_the_setting(allowed: int, settings: Any) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = allowed
 
     with pytest.raises(RequestDataTooBig, match=r"^The body is longer than DATA_UPLOAD_MAX_MEMORY_SIZE\.$"):
         subject(sent({"phone": "1"}))

@@ -26,6 +26,7 @@ from rest_framework.urlpatterns import format_suffix_patterns
 from django_quota import check, concurrency, quota
 from django_quota.exceptions import ConfigurationError
 from django_quota.models import QuotaOverride
+from django_quota.stores.database.sql import STATE_TABLE
 from tests.support.databases import default_database, sqlite_database
 from tests.support.findings import BY_IP, OURS, REDIS, SETTINGS, THEIRS, TIMEOUTS, findings, ids
 from tests.support.pages import run_page
@@ -156,6 +157,16 @@ def test_w022_a_site_without_users_has_no_logins_to_limit(settings: Any) -> None
     assert findings({"LOGIN": {"5/m": "username"}}) == []
 
 
+def test_w022_a_backend_that_cannot_be_imported_hides_nothing(
+    tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "backend_without_its_app.py").write_text('raise RuntimeError("its app is not in INSTALLED_APPS")')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings.AUTHENTICATION_BACKENDS = ["nowhere.Backend", "backend_without_its_app.Backend"]
+
+    assert ids({"LOGIN": {"5/m": "username"}}) == ["W022"]
+
+
 def test_w002_a_site_without_templates_needs_none(settings: Any) -> None:
     settings.TEMPLATES = []
 
@@ -191,6 +202,29 @@ def test_an_alias_that_cannot_serve_is_e004_or_e005(alias: dict[str, Any], code:
     found = [each for each in findings(caches={"default": {**REDIS, **alias}}) if each.level >= ERROR]
     assert [each.id for each in found] == [f"django_quota.{code}"] * bool(code)
     assert all(words in f"{each.msg} {each.hint}" and each.hint for each in found)
+
+
+IN_MEMORY = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+
+
+@pytest.mark.parametrize(
+    ("alias", "debug", "is_tested", "level"),
+    [
+        pytest.param(IN_MEMORY, False, False, ERROR, id="another cache on a live site"),
+        pytest.param(IN_MEMORY, True, False, WARNING, id="another cache of a developer"),
+        pytest.param(IN_MEMORY, False, True, WARNING, id="another cache in tests"),
+        pytest.param({**REDIS, **client("nowhere.Client")}, True, True, ERROR, id="a wrong Redis"),
+    ],
+)
+def test_a_developer_may_have_another_cache_but_no_wrong_redis(
+    alias: Any, debug: bool, is_tested: bool, level: int, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_quota.http.checks.runtime.is_tested", lambda: is_tested)
+    settings.DEBUG = debug
+
+    (found,) = findings(caches={"default": alias})
+
+    assert (found.id, found.level) == ("django_quota.E004", level)
 
 
 @pytest.mark.parametrize(
@@ -300,6 +334,7 @@ TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
         ([OURS], site(rate=TIERS), "W005"), ([OURS], site(exempt="staff"), "W005"), ([], site("1/m"), ""),
         ([OURS, "tests.auth"], BY_USER, ""), ([OURS, "AuthMiddleware"], BY_USER, ""),  # it may set the user
         (["nowhere.Middleware", OURS], site(), ""),  # Django says at start that there is no such class
+        ([".Middleware", "..Middleware", OURS], site(), ""),
         ([OURS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but no middleware sets it"),
         ([OURS, SESSIONS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but a session in a sig"),
     ],
@@ -354,6 +389,14 @@ def test_w017_a_rule_is_reported_once_though_several_views_read_tokens_later(set
     )
 
 
+def test_w017_is_found_beside_a_rule_that_is_wrong(settings: Any) -> None:
+    rules = {"wrong": "5/parsec", **BY_USER, "ip": BY_IP}
+
+    found = found_on(settings, rules, path("", with_tokens().as_view()))
+
+    assert [each[:4] for each in found] == ["E007", "W017"]
+
+
 def with_tokens(**members: Any) -> Any:
     return type("Tokens", (View,), {"authentication_classes": [type("Token", (), {})], **members})
 
@@ -395,7 +438,7 @@ def with_tokens(**members: Any) -> Any:
 def test_w017_finds_limits_by_user_before_a_view_that_reads_tokens(
     view: Any, rules: Any, is_found: bool, settings: Any
 ) -> None:
-    found = found_on(settings, rules, path("", view()), path("other/", page), only="W017")
+    found = found_on(settings, rules, path("other/", page), path("", view()), only="W017")
 
     assert [each[:4] for each in found] == ["W017"] * is_found
 
@@ -414,6 +457,12 @@ def test_e010_a_decorator_names_an_unknown_rule(settings: Any) -> None:
 
     assert found.startswith("E010")
     assert "Did you mean 'search'" in found
+
+
+def test_e010_of_a_site_with_a_rule_that_has_a_number_for_a_name(settings: Any) -> None:
+    found = found_on(settings, {7: "1/m", "search": "1/m"}, limited(quota(rule="serach")))  # type: ignore[dict-item]
+
+    assert "Did you mean 'search'" in found[-1]
 
 
 @pytest.mark.parametrize(
@@ -461,6 +510,13 @@ class TestAViewLimitHasTheNameOfARule:
     ) -> None:
         """Both go into one call."""
         found = found_on(settings, site(), limited(limit))
+
+        assert [each[:4] for each in found] == [applied] * bool(applied)
+
+    def test_e011_another_limit_of_the_view_does_not_hide_it(
+        self, limit: Any, applied: str, named: str, settings: Any
+    ) -> None:
+        found = found_on(settings, site(), limited(limit, quota("1/h")))
 
         assert [each[:4] for each in found] == [applied] * bool(applied)
 
@@ -623,6 +679,7 @@ SITE_URLS = (
         *((text, False) for text in ("/apis/", "/shops/", "/older/", "/a-c/", "/ap/*/users/")),
         *((text, False) for text in ("/docs/other/", "/docs/intro/more/", "/a-b/more/")),
         ({"path": "/apis/", "host": "a.example"}, False), (["/api/", "/apis/"], False),
+        (["re:^/x", "/apis/"], False), ([f"{__name__}.page", "/apis/"], False),
     ],
 )  # fmt: skip
 def test_w041_a_path_in_match_that_no_url_begins_with(match: Any, is_reached: bool, settings: Any) -> None:
@@ -686,8 +743,9 @@ def test_w042_methods_that_no_view_answers(place: str, methods: Any, view: Any, 
         pytest.param(path("x/", include([path("", page)]), {"tenant": 1}), id="among those of all views below"),
     ],
 )
-def test_an_argument_that_the_urls_have_is_fine(route: Any, settings: Any) -> None:
-    rules = {"search": {"rate": "1/m", "match": "/", "key": "kwarg:tenant"}, "ip": BY_IP}
+@pytest.mark.parametrize("key", ["kwarg:tenant", "kwarg: tenant"])
+def test_an_argument_that_the_urls_have_is_fine(key: str, route: Any, settings: Any) -> None:
+    rules = {"search": {"rate": "1/m", "match": "/", "key": key}, "ip": BY_IP}
 
     assert found_on(settings, rules, route) == []
 
@@ -769,6 +827,61 @@ def test_w030_does_not_find_a_rule_that_means_it(urls: Any, options: Any, settin
     assert found_on(settings, site(**options), *urls, only="W030") == []
 
 
+ODD_TIERS = {"rate": {"free": "1/m"}, "tier": "builtins.str"}
+ALL_URLS = (path("x/", page), *HOOKS, path("view/", Answers.as_view(), name="view"))
+
+
+@pytest.mark.parametrize(
+    ("code", "good", "bad", "others"),
+    [
+        pytest.param("W006", {"match": "view"}, {"match": "nowhere"}, {}, id="views that do not exist"),
+        pytest.param("W006", {"costs": {"view": 2}}, {"costs": {"no": 2}}, {}, id="costs of views that do not exist"),
+        pytest.param("W016", {"key": "global"}, {"key": "kwarg:no"}, {}, id="arguments that do not exist"),
+        pytest.param("W030", {"match": "re:^/hook/"}, {"match": "/hook/"}, {}, id="other URLs of a view"),
+        pytest.param("W040", {"exempt": "10.0.0.0/8"}, {"exempt": "0.0.0.0/0"}, {}, id="exempt addresses"),
+        pytest.param("W041", {"match": "/x/"}, {"match": "/no/"}, {}, id="paths that no URL begins with"),
+        pytest.param("W041", {"match": "/x*/"}, {"match": "/vi*w"}, {}, id="globs that no URL fits"),
+        pytest.param("W042", {"methods": ["GET"]}, {"methods": ["POST"]}, {}, id="methods that nothing answers"),
+        pytest.param("W044", {"key": "post:a"}, {"key": "post:a", "on_unavailable": "allow"}, {}, id="open forms"),
+        pytest.param(
+            "W047",
+            {"match": "/x/", "prefetch": True},
+            {"match": "/hook", "prefetch": True},
+            {"day": {"rate": "9/d", "match": "/hook"}},
+            id="rules with prefetch beside one without",
+        ),
+        pytest.param("W049", {}, ODD_TIERS, {}, id="tiers without a default"),
+        pytest.param("W051", {"cost": 1}, {"cost": 10}, {}, id="costs above the limit"),
+    ],
+)
+def test_a_rule_does_not_hide_what_is_wrong_with_those_after_it(
+    code: str, good: Any, bad: Any, others: Any, settings: Any
+) -> None:
+    default = {"rate": "9/m", "match": "/view/"}
+    rules = {"good": default | good, "bad": default | bad, "worse": default | bad, **others}
+
+    found = found_on(settings, rules, *ALL_URLS, only=code)
+
+    assert ["'bad'" in each for each in found] == [True, False]
+    assert ["'worse'" in each for each in found] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("code", "options"),
+    [
+        pytest.param("W006", {"costs": {"nowhere": 2}}, id="the cost of a view that does not exist"),
+        pytest.param("W040", {"exempt": "0.0.0.0/0"}, id="exempt addresses"),
+        pytest.param("W044", {"key": "post:a", "on_unavailable": "allow"}, id="an open form"),
+        pytest.param("W049", ODD_TIERS, id="tiers without a default"),
+        pytest.param("W051", {"cost": 10}, id="a cost above the limit"),
+    ],
+)
+def test_a_rule_that_only_code_uses_is_checked_too(code: str, options: Any, settings: Any) -> None:
+    (found,) = found_on(settings, {"in-code": {"rate": "9/m", **options}}, *ALL_URLS, only=code)
+
+    assert "'in-code'" in found
+
+
 VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text())
 
 
@@ -781,6 +894,33 @@ def _database_findings() -> list[tuple[str, str]]:
     """Return the id of each finding, and its message with the hint."""
     found = run_checks(tags=["database"], databases=["default"])
     return [(str(each.id).removeprefix("django_quota."), f"{each.msg} {each.hint}") for each in found]
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        pytest.param(5, id="no settings"),
+        pytest.param({"RULES": 5}, id="no rules"),
+        pytest.param({"RULES": {"api": "10/parsec"}}, id="a rule"),
+        pytest.param({"RULES": {"api": {"rate": "10/d", "store": "nowhere"}}}, id="the store of a rule"),
+        pytest.param({"ENABLED": "maybe"}, id="whether it is on"),
+        pytest.param({"STORE": "nowhere"}, id="the store"),
+        pytest.param({"STORE": "database", "DATABASE": "nowhere"}, id="the database"),
+        pytest.param({"REDIS": 5}, id="the Redis"),
+        pytest.param({"IPV4_PREFIX": 99}, id="the bits of an address"),
+        pytest.param({"TEMPLATE": 5}, id="the template"),
+        pytest.param({"EXEMPT": "everybody"}, id="who is exempt"),
+    ],
+)
+def test_a_wrong_setting_is_reported_by_the_checks_of_a_live_site_and_its_database(
+    quota: Any, database: Any, settings: Any
+) -> None:
+    settings.QUOTA = quota
+
+    found = run_checks(tags=["django_quota", "database"], include_deployment_checks=True, databases=["default"])
+
+    assert any(each.is_serious(ERROR) for each in found)
+    assert "django_quota.W010" not in [each.id for each in found], "limiting is not off"
 
 
 def test_our_tag_asks_no_database(tmp_path: Path) -> None:
@@ -810,6 +950,18 @@ class TestW031TheTablesOfOverridesAreMissing:
             "Run `manage.py migrate --database default`. If this is `migrate`, it makes them now."
         )
         assert _database_findings() == [("W031", words)]
+
+    def test_it_names_those_of_the_store_in_the_same_database_too(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        migrate_others()
+        settings.QUOTA = {"STORE": "database"}
+        monkeypatch.setattr("django_quota.http.checks.vendor_of", lambda alias: "postgresql")
+
+        (message,) = [text for code, text in _database_findings() if code == "W031"]
+
+        assert "django_quota_overridechange" in message
+        assert STATE_TABLE in message
 
     def test_the_first_migrate_of_a_site_is_no_finding(self) -> None:
         assert _database_findings() == []
@@ -867,6 +1019,7 @@ BEGIN, LATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), datetime(9999, 1, 2, 3,
     [
         pytest.param("*", None, "without an end: nothing is limited. `{} '*'`", id="all rules for ever"),
         pytest.param("api", None, "without an end: rule 'api' limits nobody. `{} api`", id="one rule"),
+        pytest.param("a b", None, "without an end: rule 'a b' limits nobody. `{} 'a b'`", id="one rule with a blank"),
         pytest.param("*", LATE, "until 9999-01-02 03:04+00:00: nothing is limited. `{} '*'`", id="until the year 9999"),
         pytest.param("*", BEGIN + timedelta(days=1), "", id="over"),
     ],
@@ -962,6 +1115,12 @@ def test_a_site_with_tenants_is_known_by_the_engine_of_a_database(
     (found,) = findings()
 
     assert found.msg.startswith(f"The site has tenants, by {package}, and all tenants share their limits")
+
+
+def test_a_database_without_an_engine_is_no_finding(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.DATABASES, "shops", {})
+
+    assert findings() == []
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -1,8 +1,10 @@
 """`@concurrency` on views: never more requests than the limit, and each slot is given back."""
 
+import asyncio
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
@@ -12,7 +14,7 @@ from django_quota import check, concurrency, peek, quota, slot
 from django_quota.adapters import SlotRule
 from django_quota.core.errors import StoreBusy, StoreFull
 from django_quota.core.flow import run_sync
-from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.http.request_slots import Holding
 from django_quota.limiting.registry import get_limiter
 from django_quota.testing import freeze
@@ -270,6 +272,15 @@ class TestALeaseThatIsLost:
 
         assert held("other") == 0
 
+    def test_they_are_given_back_though_the_store_did_not_answer_for_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        holding = Holding()
+        holding.leases = [slot(name, 1).acquire() for name in ("view", "other")]
+        monkeypatch.setattr(holding.leases[0], "releasing", Mock(side_effect=StoreUnavailable("it is gone")))
+
+        run_sync(holding.release_flow())
+
+        assert (held("view"), held("other")) == (1, 0)
+
     def test_the_log_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
         one(lambda request: forget("view"))(get())
 
@@ -332,6 +343,20 @@ class TestWithoutAnAnswer:
             response = concurrency(1, name="view", on_unavailable="local")(asks_nothing)(get())
 
         assert response.status_code == 503
+
+    def test_a_request_waits_for_a_slot_that_the_process_counts_by_itself(self) -> None:
+        async def takes_turns(request: Any) -> HttpResponse:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return HttpResponse("ok")
+
+        limited: Any = concurrency(1, name="view", wait=5, on_unavailable="local")(takes_turns)
+
+        async def two() -> list[int]:
+            return [each.status_code for each in await asyncio.gather(limited(get()), limited(get()))]
+
+        with no_answer():
+            assert asyncio.run(two()) == [200, 200]
 
     def test_a_denied_request_may_try_again_in_a_second(self) -> None:
         with no_answer():

@@ -14,7 +14,8 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_quota import check, peek, quota
 from django_quota.exceptions import ConfigurationError, RuleError
-from django_quota.http.request_rules import rules_of_view
+from django_quota.http.request_rules import Limited, rules_of_view
+from django_quota.http.views import own
 from tests.support.calls import get, limits_of_each_call, run
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -116,6 +117,16 @@ class TestKindsOfViews:
 
         assert request.quota.rule == f"{__name__}.Derived.get"
 
+    @pytest.mark.parametrize("way", ["class", "md-dispatch"])
+    def test_a_dispatch_may_get_its_request_by_name(self, way: str) -> None:
+        limited, request = WAYS[way](Sync, quota("2/m", key="user")), get()
+        view = limited()
+        view.setup(request)
+
+        view.dispatch(request=request)
+
+        assert request.quota.rule == f"{__name__}.Derived"
+
     @pytest.mark.parametrize("cls", [Sync, Async])
     @pytest.mark.parametrize("way", WAYS)
     def test_a_class_is_limited(self, way: str, cls: type[View]) -> None:
@@ -129,6 +140,19 @@ class TestKindsOfViews:
         limited = WAYS[way](Sync, quota("2/m", name="limit")).as_view()
 
         assert [rule.name for rule in rules_of_view(get(), limited)] == ["limit"]
+
+    def test_classes_that_share_a_method_do_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.http.request_rules.MAX_CLASSES", 2)
+        shared: Any = quota("2/m")(Sync.get)
+
+        names = [
+            [rule.name for rule in rules_of_view(get(), derived(Sync, f"View{number}", get=shared).as_view())]
+            for number in range(5)
+        ]
+
+        assert names == [[f"{__name__}.View{number}.get"] for number in range(5)]
+        limited: Any = own(shared, Limited)
+        assert len(limited._known) <= 2
 
     beyond_other_code = pytest.mark.parametrize(
         "make",

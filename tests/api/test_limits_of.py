@@ -102,6 +102,9 @@ class TestOfARequest:
         pytest.param(["192.0.2.0/24"], "ip:192.0.2.1", [], id="an address in an exempt network"),
         pytest.param(["192.0.2.0/24"], "ip:198.51.100.1", ["office"], id="another address"),
         pytest.param(["2001:db8::/32"], "ip:2001:db8::/64", [], id="a network of IPv6"),
+        pytest.param(
+            ["192.0.2.0/24"], "ip:2001:db8::/64", ["office"], id="an address of IPv6 beside a network of IPv4"
+        ),
         pytest.param(["192.0.2.0/24"], ANN, ["office"], id="a user, whose address is not known"),
         pytest.param("staff", User(pk=7, is_staff=True), [], id="a user who is staff"),
         pytest.param("staff", User(pk=7, is_staff=True, is_active=False), ["office"], id="a user who left the staff"),

@@ -19,6 +19,7 @@ from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavaila
 from django_quota.limiting.registry import get_limiter
 from django_quota.middleware import QuotaMiddleware
 from tests.support.calls import both, fetch, get, run
+from tests.support.outages import no_answer
 
 MEMORY = {"STORE": "memory"}
 
@@ -237,6 +238,17 @@ def test_the_503_of_a_view_has_the_limits_that_were_decided_before_it() -> None:
 
 
 @pytest.mark.usefixtures("memory_store")
+def test_a_refusal_of_an_outage_in_a_view_that_its_limit_allowed_is_a_503() -> None:
+    @quota("9/m", name="outer")
+    def asks_in_an_outage(request: Any) -> HttpResponse:
+        with no_answer():
+            check("5/m", request, name="inner", on_unavailable="deny").raise_if_refused()
+        return HttpResponse()
+
+    assert run(asks_in_an_outage).status_code == 503
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_a_view_that_raises_the_decision_on_its_request_has_it_once() -> None:
     @quota("0/m", name="shown", block=False)
     def raises(request: Any) -> HttpResponse:
@@ -247,6 +259,17 @@ def test_a_view_that_raises_the_decision_on_its_request_has_it_once() -> None:
 
     assert raises(request).status_code == 429
     assert [outcome.rule for outcome in request.quota.outcomes] == ["shown"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_subclass_may_decide_before_the_view_by_itself(kind: str) -> None:
+    class Closed(QuotaMiddleware):
+        def process_view(self, *given: Any) -> HttpResponse:
+            return HttpResponse(status=418)
+
+    response = Closed(made(kind)).process_view(get(), made(kind), (), {})
+
+    assert response.status_code == 418
 
 
 @pytest.mark.usefixtures("memory_store")

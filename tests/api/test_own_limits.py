@@ -11,7 +11,7 @@ from django.db import DatabaseError
 from django.http import HttpRequest
 from django.template import engines
 from django.test import RequestFactory
-from django.urls import include, path
+from django.urls import include, path, reverse
 
 from django_quota import Subject, check, limits_of
 from django_quota.http.limits import _log_left_out, limit_in_words, limits_view
@@ -292,6 +292,10 @@ def test_the_tag_takes_a_request_that_wraps_that_of_django(settings: Any) -> Non
     text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({"request": wrapper})
 
     assert "<strong>uploads</strong>" in text
+
+
+def test_a_template_links_the_page_by_its_name() -> None:
+    assert reverse("django_quota:limits") == "/limits/"
 
 
 def test_the_tag_shows_nothing_where_there_is_no_request() -> None:

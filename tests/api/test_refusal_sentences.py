@@ -268,6 +268,14 @@ def test_a_flood_is_logged_once_a_second_for_each_rule(view: str, site: None, ca
     assert found == [([429] * 3, 1), ([429] * 3, 2)]
 
 
+def test_a_flood_is_logged_at_once_after_the_clock_was_set_back(site: None, caplog: pytest.LogCaptureFixture) -> None:
+    for moment in (START, START - 3_600 * SECOND):
+        with freeze(moment):
+            assert statuses(f"/decorated/{moment}/") == [200, 429]
+
+    assert len(logged(caplog)) == 2
+
+
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("sent", ["a" * 5_000, "a\nERROR django.request \x1b[2J\x1b]0;x\x07\u202e\u2028"])
 def test_what_a_client_sent_makes_a_short_line_without_escape_sequences(

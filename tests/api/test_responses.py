@@ -327,12 +327,12 @@ def test_the_record_of_a_refusal_has_its_status(caplog: pytest.LogCaptureFixture
     assert vars(record)["status_code"] == 429
 
 
-def test_what_is_left_has_at_most_fifteen_digits_in_a_header() -> None:
-    outcome = peek("5/m", "global").outcomes[0]._replace(remaining=10**15)
+def test_what_is_left_and_the_wait_have_at_most_fifteen_digits_in_a_header() -> None:
+    outcome = peek("5/m", "global").outcomes[0]._replace(remaining=10**15, next_after=1e15)
 
     response = write_headers(HttpResponse(), Decision.of((outcome,)))
 
-    assert parsed(response, "RateLimit") == [("5/m", {"r": 999_999_999_999_999})]
+    assert parsed(response, "RateLimit") == [("5/m", {"r": 999_999_999_999_999, "t": 999_999_999_999_999})]
 
 
 # --- what must not leak -----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import re
 import reprlib
 import threading
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -236,6 +237,11 @@ def test_a_subject_names_itself_wherever_it_is_written(value: str) -> None:
     assert [(written, read) for written, read in found if read != written] == []
 
 
+def test_an_override_of_all_addresses_of_one_user_is_refused() -> None:
+    with pytest.raises(RuleError, match=r"'ip:\*' is not an IP address"):
+        override_subject("user:7+ip:*")
+
+
 @given(st.text("ab:+%2B~\u200b=. ", min_size=1) | st.text(min_size=1))
 def test_what_a_text_names_is_a_subject_that_names_itself(text: str) -> None:
     try:
@@ -342,6 +348,13 @@ def test_nobody_makes_up_the_digest_of_the_long_value_of_somebody_else(settings:
     assert named_subject(f"device:{LONG}") != known
 
 
+def test_a_value_that_is_the_digest_of_a_long_one_is_another_subject() -> None:
+    of_long = subject(always(LONG))
+    shown = of_long.rpartition(":")[2]
+
+    assert subject(always(shown)) != of_long
+
+
 class TestFunctions:
     @pytest.mark.parametrize("value", [None, "", AnonymousUser()], ids=["None", "empty", "a visitor"])
     def test_no_value_falls_back_to_the_ip(self, value: Any) -> None:
@@ -406,6 +419,11 @@ class TestFunctions:
         loop = asyncio.run(ask())
         assert (calls[0], calls[1] is loop) == (loop, False)
 
+    def test_a_lazy_user_that_it_returns_is_loaded_in_a_thread_under_async(self) -> None:
+        user = SimpleLazyObject(lambda: async_unsafe(User)(pk=7))
+
+        assert asyncio.run(asubject_of(user_of, with_user(user))) == "user:7"
+
     def test_a_function_that_queries_the_database_is_an_error_of_a_sync_call_in_a_loop(self) -> None:
         async def ask() -> None:
             check("1/m", request(), key=queries, name="queries")
@@ -440,7 +458,7 @@ class TestFunctions:
         ("post:", "key='post:' does not say which. Use, for example, 'post:phone'."),
         *(
             (key, f"key={key!r} is not a path. Use, for example, 'json:phone' or 'json:user.email'.")
-            for key in ("json", "json:", "json:user..email")
+            for key in ("json", "json:", "json:user..email", "json:user. ")
         ),
         (
             "header:HTTP_X_API_KEY",
@@ -515,6 +533,7 @@ class TestNamedSubjects:
             *((f"user:7+{kind}.name:1",) * 2 for kind in ("cookie", "get", "header", "json", "key", "kwarg")),
             *((f"user:7+{kind}:1",) * 2 for kind in ("login.username", "org", "path", "post.phone", "session")),
             ("org:50%", "org:50%25"), ("org:50%25", "org:50%25"), ("org:%41", "org:%2541"), ("org:%FF", "org:%25FF"),
+            ("org:a:", "org:a:"), ("o\u200brg:7", "o%E2%80%8Brg:7"),
         ],
     )  # fmt: skip
     def test_a_subject_has_one_spelling(self, text: str, found: str) -> None:
@@ -591,6 +610,10 @@ def queries(request: Any) -> str:
     return str(async_unsafe(str)("x"))
 
 
+PLAN: Any = Enum("PLAN", {"PRO": "pro"}, type=str)
+LEVEL: Any = Enum("LEVEL", {"TWO": 2}, type=int)
+
+
 @pytest.mark.usefixtures("memory_store")
 class TestNamedByTheSite:
     @pytest.mark.parametrize(
@@ -599,6 +622,7 @@ class TestNamedByTheSite:
             ("sub-org_2", -7, "sub-org_2:-7"), ("user", 7, "user:7"), ("org", "acme", "org:acme"),
             ("org", UUID(int=7), "org:00000000-0000-0000-0000-000000000007"), ("ip", "2001:DB8::1", "ip:2001:db8::/64"),
             ("org", "a+user:7", "org:a%2Buser:7"), ("org", "a b:c\n", "org:a b:c%0A"), ("o" * 50, 7, f"{'o' * 50}:7"),
+            ("plan", PLAN.PRO, "plan:pro"), ("level", LEVEL.TWO, "level:2"),
         ],
     )  # fmt: skip
     def test_it_is_a_string_that_escapes_its_value(self, kind: str, value: Any, text: str) -> None:
@@ -708,6 +732,10 @@ def by_account(request: HttpRequest) -> str:
         pytest.param(("header:X-Key",), "header.x-other:0a", False, id="header: another one"),
         pytest.param(("cookie:Device",), "cookie.Device:0a", True, id="cookie: its own"),
         pytest.param(("cookie:Device",), "cookie.device:0a", False, id="cookie: another one"),
+        pytest.param(("json:user.email",), "json.user.email:0a", True, id="json: its own"),
+        pytest.param(
+            ("json:user.email",), "org:7", False, id="json: another kind, though it has a dot as functions do"
+        ),
         pytest.param(("user", "path"), "user:42+path:/a/", True, id="two parts"),
         pytest.param(("user", "path"), "user:42", False, id="one of two parts"),
         pytest.param((), "org:7", True, id="unknown parts"),

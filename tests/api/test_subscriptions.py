@@ -23,6 +23,7 @@ from django_quota import (
     reset,
     usage,
 )
+from django_quota.adapters import decide
 from django_quota.core.overrides import Override
 from django_quota.exceptions import RuleError
 from django_quota.features.reservations.calls import Reservation
@@ -140,6 +141,12 @@ def test_a_request_calls_the_function_once(rf: RequestFactory) -> None:
     view(request)
 
     assert CALLS == ["user:7"]
+
+
+def test_a_request_calls_the_function_once_for_a_subject_that_an_integration_names(rf: RequestFactory) -> None:
+    decide(rf.get("/"), [("tokens", "org:7"), ("berlin", "org:7")])
+
+    assert CALLS == ["org:7"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.core.checks import Warning as CheckWarning
@@ -281,6 +282,7 @@ class TestW013:
         pytest.param([quota("5/m")(plain), quota("5/m")(transparent(plain))], id="one view, decorated twice"),
         pytest.param([quota("5/m", name="made")(made(word)) for word in ("one", "other")], id="a name that is given"),
         pytest.param([Base.as_view(), Derived.as_view(), quota("5/m")(Base.as_view())], id="classes that inherit"),
+        pytest.param([quota("5/m")(made("one")), concurrency(1)(made("other"))], id="a rate of one, a slot of another"),
     ],
 )
 def test_w013_leaves_alone(views: list[Any], settings: Any) -> None:
@@ -319,7 +321,9 @@ class WithHead(View):
         pytest.param(
             VIEWS["around-an-action"][0], "GET", [f"{HERE}.Things(get='list')", f"{HERE}.Things.list"], id="around it"
         ),
+        pytest.param(functools.partial(limited), "GET", [f"{HERE}.made.<locals>.view"], id="in a partial"),
         pytest.param(plain, "GET", [], id="no limit"),
+        pytest.param(Mock(), "GET", [], id="a mock, which has any attribute"),
     ],
 )
 def test_the_rules_of_a_view_are_in_the_order_in_which_they_are_met(view: Any, method: str, names: list[str]) -> None:

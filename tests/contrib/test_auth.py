@@ -365,6 +365,7 @@ def test_names_that_a_database_makes_equal_are_one_subject(form: Callable[[str],
     [
         ("\u0131van", "ivan"), ("\u0130VAN", "ivan"), ("I\u0307VAN", "ivan"), ("ⅳan", "ivan"),
         ("iv\u200ban", "ivan"), ("iv\xadan", "ivan"), ("iv\0an", "ivan"), (f"ivan{'x' * 1_000}", f"ivan{'x' * 2_000}"),
+        (f"{' ' * 1_000}ivan", "ivan"),
     ],
 )  # fmt: skip
 def test_another_spelling_of_a_name_is_the_same_subject(name: str, spelt: str) -> None:
@@ -1263,6 +1264,10 @@ def test_a_number_is_one_name_however_it_is_written(numbered: User, guess: Calla
     with freeze(START):
         assert [guess(name=name) for name in names] == ["wrong"] * 5
         assert guess(PASSWORD, name=str(number)) == "refused"
+
+
+def test_a_number_that_no_field_holds_is_the_name_that_it_is_written_as(numbered: User) -> None:
+    assert login_subject(float("inf")) == login_subject("inf")
 
 
 def test_a_number_is_unlocked(numbered: User, guess: Callable[..., str]) -> None:

@@ -132,6 +132,9 @@ COUNTER = StockLimit("credits:left", ttl=1)
         (our_keys.grants_key("q:1:{g}:c:credits"), "q:1:{g}:grants:credits"),
         (our_keys.counter_key("q:1:{g}:leased:credits"), "q:1:{g}:c:credits"),
         (our_keys.ahead_key("q:1:{g}:r:api:sw.60s"), "q:1:{g}:a:api:sw.60s"),
+        (our_keys.grants_key("q:1:{org:c:7}:c:credits"), "q:1:{org:c:7}:grants:credits"),
+        (our_keys.counter_key("q:1:{org:leased:7}:leased:credits"), "q:1:{org:leased:7}:c:credits"),
+        (our_keys.ahead_key("q:1:{org:r:7}:r:api:sw.60s"), "q:1:{org:r:7}:a:api:sw.60s"),
         (our_keys.subject_part("q:1:{user:a%20b}:r:api:sw.60s"), "user:a%20b"),
         (our_keys.part_of_key("q:1:{user:a%20b}:r:api:sw.60s"), "r:api:sw.60s"),
         (escape("aZ09:/@+=,.-_"), "aZ09:/@+=,.-_"),
@@ -141,7 +144,9 @@ COUNTER = StockLimit("credits:left", ttl=1)
     ids=[
         "a limit", "a bucket", "the status", "a day", "refusals", "the days of a counter", "a group", "events",
         "a counter", "its grants", "its leases", "units taken ahead", "from a counter to its grants",
-        "from leases to their counter", "from a limit to its units taken ahead", "the subject", "what it holds",
+        "from leases to their counter", "from a limit to its units taken ahead",
+        "from a counter to its grants, of a subject with a c", "from leases to their counter, of a subject with leased",
+        "from a limit to its units taken ahead, of a subject with an r", "the subject", "what it holds",
         "what stays as it is", "what is encoded", "a digest",
     ],
 )  # fmt: skip
@@ -154,8 +159,12 @@ def test_the_name_of_a_key_stays_so_that_counts_outlive_an_upgrade(key: str, nam
     [
         (our_keys.system_key("q", "events"), True), (our_keys.status_key("q", "user:1"), False),
         (our_keys.status_key("q", "!"), False), (our_keys.system_key("other", "events"), False),
+        ("q:1:{!17}:metrics:2026-11-21", True), (our_keys.status_key("q", "!17"), False),
     ],
-    ids=["a key of all subjects", "a key of a subject", "of a subject with its name", "with another prefix"],
+    ids=[
+        "a key of all subjects", "a key of a subject", "of a subject with its name", "with another prefix",
+        "the part of one server of a cluster", "of a subject with the name of a part",
+    ],
 )  # fmt: skip
 def test_a_key_of_all_subjects_is_told_from_the_others(key: str, is_system: bool) -> None:
     assert our_keys.is_system("q", key) is is_system
