@@ -622,6 +622,14 @@ class TestNewGroup:
         assert said == ("The group 'g' is new. It begins with the next event.\n" if is_new else "")
 
 
+def test_a_group_that_could_not_be_made_is_an_error() -> None:
+    stream = Mock()
+    stream.store.commands.side_effect = StoreUnavailable("it is gone")
+
+    with pytest.raises(StoreUnavailable, match="it is gone"):
+        EventGroup(stream, "g").begin()
+
+
 @pytest.fixture
 def trimmed(redis_cache: Any, raw: redis.Redis) -> None:
     """A group that has read one event; of the next two one was trimmed before it was read."""

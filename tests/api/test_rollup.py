@@ -238,7 +238,7 @@ class TestMoving:
         assert not keys(raw)
 
     def test_a_transaction_of_the_caller_leaves_what_was_counted_after_a_killed_move(self, raw: redis.Redis) -> None:
-        """The counts that the killed move had set aside are deleted after the commit, so there is no place for others."""
+        """What the killed move had set aside is deleted after the commit, so there is no place for the others yet."""
         count(raw, "user:1", {"search": (3, 1, 5)}, TODAY)
         (day,) = {each.of for each in waiting(recent_days("user:1"))}
         current_store().run(SetAside(day.key, day.key + ASIDE, 0), None)

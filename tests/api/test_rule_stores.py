@@ -56,6 +56,7 @@ from django_quota.testing import RedisServer, freeze
 from django_quota.types import Reservation
 from tests.conftest import alias_of_states
 from tests.support import selection
+from tests.support.commands import json_of
 from tests.support.databases import sqlite_database
 from tests.support.overridden import override
 from tests.support.signals import received
@@ -589,6 +590,15 @@ class TestRollUpWhileOneStoreDoesNotAnswer:
 
 
 @pytest.mark.usefixtures("both_in_use")
+def test_a_roll_up_without_either_store_names_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [StoreUnavailable("the first is away"), StoreUnavailable("the second is away")]
+    monkeypatch.setattr(quota_rollup, "roll_up", Mock(side_effect=errors))
+
+    with pytest.raises(CommandError, match="the first is away"):
+        call_command("quota_rollup", stdout=StringIO(), stderr=StringIO())
+
+
+@pytest.mark.usefixtures("both_in_use")
 def test_the_lines_of_a_bill_are_those_of_both_stores() -> None:
     today = date(2025, 11, 21)  # that of `at_one_time`
     lines = usage_lines(today, today + timedelta(days=1))
@@ -601,6 +611,17 @@ def test_a_sweep_sweeps_both_stores() -> None:
     call_command("quota_sweep", json=True, stdout=told, stderr=StringIO())
     of_redis, of_database = map(json.loads, told.getvalue().splitlines())
     assert (of_redis["keys"] > 0, of_database["complete"]) == (True, True)
+
+
+@pytest.mark.usefixtures("both_in_use")
+def test_a_sweep_gives_back_leases_of_the_database() -> None:
+    PREPAID.set("user:1", 10)
+    reserve(PREPAID, "user:1", 4, lease="10m")
+
+    with freeze(START + 11 * MINUTE):
+        reports = json_of("quota_sweep")
+
+    assert (reports[1]["leases"], PREPAID.get("user:1")) == (1, 10)
 
 
 @pytest.mark.usefixtures("both_in_use")
