@@ -194,12 +194,12 @@ def _states_in_store(counting: CountingStore, wanted: Collection[str] | None, su
     for field in read_contents(subject, counting=counting).fields:
         if field.startswith("b:"):
             states.setdefault(field.removeprefix("b:"), [])
-    parts = states.keys() if wanted is None else {keys.field(name) for name in wanted}
+    names = {keys.field(name): name for name in (known_rules() if wanted is None else wanted)}
     status = keys.status_key(counting.prefix, subject)
     return {
-        keys.named(part) or part: RuleState(part, status, of_rule)
+        names.get(part) or keys.named(part) or part: RuleState(part, status, of_rule)
         for part, of_rule in sorted(states.items())
-        if part in parts
+        if wanted is None or part in names
     }
 
 

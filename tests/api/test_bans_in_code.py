@@ -19,7 +19,7 @@ from django_quota.conf import current
 from django_quota.engine.events import AppendEvents
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features import bans
-from django_quota.features.bans import BanFilter, fates, find_bans, recent_bans
+from django_quota.features.bans import BanFilter, fates, find_bans, read_bans, recent_bans
 from django_quota.features.events import Event, newest_events
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import banned
@@ -624,6 +624,35 @@ def test_a_ban_that_ends_at_this_moment_is_in_no_list() -> None:
         found = find_bans(BanFilter())
 
     assert ([each.rule for each in found.bans], found.total) == (["login"], 1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "subject", "fits"),
+    [
+        pytest.param(BanFilter(["user:1"]), "user:1", True, id="the subject"),
+        pytest.param(BanFilter(["user:1"]), "user:12", False, id="a subject that begins with it"),
+        pytest.param(BanFilter(["user:1"]), f"{SUBJECT}+user:1", True, id="a part of a subject"),
+        pytest.param(BanFilter(["user:1"]), f"{SUBJECT}+user:12", False, id="a part that begins with it"),
+        pytest.param(BanFilter(["ann"]), "org:annika", True, id="a word in it"),
+        pytest.param(BanFilter(["ann"]), "org:7", False, id="another word"),
+        pytest.param(BanFilter(["org:7", "user:1"]), "user:1", True, id="one of two subjects"),
+        pytest.param(BanFilter(["user:1"], "search"), "user:1", False, id="another rule"),
+        pytest.param(BanFilter(["user:1"]), None, False, id="a name too long to keep"),
+        pytest.param(BanFilter(), None, True, id="a name too long to keep without a filter"),
+    ],
+)
+def test_a_filter_finds_the_bans_of_its_subjects(wanted: BanFilter, subject: str | None, fits: bool) -> None:
+    assert wanted.fits("login", subject) is fits
+
+
+@on_redis
+def test_bans_are_read_at_the_time_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    ban("search", SUBJECT, 600)
+    monkeypatch.setattr("django_quota.core.clock.machine_now", lambda: START)
+
+    now, _ = read_bans([SUBJECT])
+
+    assert now > START
 
 
 def ban_event(subject: str = "user:1", rule: str = "api", at: int = 0, until: int = 600) -> Event:

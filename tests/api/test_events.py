@@ -29,8 +29,9 @@ from django_quota.core.errors import StorePermissionDenied
 from django_quota.core.keys import escape, field
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features import events as module
-from django_quota.features.events import BEGINNING, EVENTS_A_PAGE, Event, EventGroup, EventStream
+from django_quota.features.events import BEGINNING, EVENTS_A_PAGE, Event, EventGroup, EventStream, event_log
 from django_quota.limiting.flusher import flusher
+from django_quota.limiting.registry import get_limiter
 from django_quota.management.commands import quota_events
 from django_quota.models import QuotaOverride
 from django_quota.testing import freeze
@@ -317,6 +318,15 @@ def test_an_entry_of_another_kind_is_left_out(kind: str, raw: redis.Redis) -> No
     (event,) = shown("--json")
 
     assert json.loads(event)["subject"] == "ip:2"
+
+
+def test_the_newest_entries_of_a_span_are_read(raw: redis.Redis) -> None:
+    for second in range(4):
+        tell(raw, f"ip:{second}", START + second * SECOND)
+
+    found = event_log(get_limiter().store, "quota").newest(9, since=START + SECOND, until=START + 2 * SECOND)
+
+    assert [entry.event and entry.event.subject for entry in found] == ["ip:2", "ip:1"]
 
 
 def test_a_rule_that_is_gone_is_found_by_its_events(raw: redis.Redis) -> None:
@@ -620,6 +630,14 @@ class TestNewGroup:
         _, said = read()
 
         assert said == ("The group 'g' is new. It begins with the next event.\n" if is_new else "")
+
+
+def test_a_group_that_could_not_be_made_is_an_error() -> None:
+    stream = Mock()
+    stream.store.commands.side_effect = StoreUnavailable("it is gone")
+
+    with pytest.raises(StoreUnavailable, match="it is gone"):
+        EventGroup(stream, "g").begin()
 
 
 @pytest.fixture

@@ -290,6 +290,15 @@ def own_org(request: HttpRequest) -> Subject:
     return Subject("org", 7)
 
 
+def test_the_rate_of_an_override_is_raised_once_for_all_tiers() -> None:
+    row = QuotaOverride.objects.create(subject="user:7", rule="tiers", mode="rate", rate="100/d")
+
+    raise_limit("tiers", "user:7", 50)
+
+    row.refresh_from_db()
+    assert row.rate == "150/d"
+
+
 PLANS = Rule.make("plans", {"free": "5/h; 100/d", "all": None}, tier=lambda request: "free")
 BUCKET = Rule.make("bucket", "10/m", algorithm="token_bucket", burst=7)
 OF_REQUEST = Rule.make("odd", lambda request: "4/m", key=own_org)

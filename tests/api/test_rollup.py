@@ -26,7 +26,17 @@ from hypothesis import strategies as st
 from django_quota import Rule, ausage, check, reserve, usage_lines
 from django_quota import usage as bill_of
 from django_quota.exceptions import RuleError, StoreUnavailable
-from django_quota.features.usage.days import last_tiers, recent_days, recent_usage, subjects_of_rules, total, waiting
+from django_quota.features.usage import rollup
+from django_quota.features.usage.days import (
+    ASIDE,
+    SetAside,
+    last_tiers,
+    recent_days,
+    recent_usage,
+    subjects_of_rules,
+    total,
+    waiting,
+)
 from django_quota.features.usage.rollup import move, preview, roll_up
 from django_quota.management.commands import quota_rollup
 from django_quota.models import DailyCounter
@@ -226,6 +236,18 @@ class TestMoving:
         count(raw, "user:1", {"search": (1, 0)}, TODAY)
         assert moved() == (4, 1, 9)
         assert not keys(raw)
+
+    def test_a_transaction_of_the_caller_leaves_what_was_counted_after_a_killed_move(self, raw: redis.Redis) -> None:
+        """What the killed move had set aside is deleted after the commit, so there is no place for the others yet."""
+        count(raw, "user:1", {"search": (3, 1, 5)}, TODAY)
+        (day,) = {each.of for each in waiting(recent_days("user:1"))}
+        current_store().run(SetAside(day.key, day.key + ASIDE, 0), None)
+        count(raw, "user:1", {"search": (1, 0)}, TODAY)
+
+        with transaction.atomic():
+            move(current_store(), {day})
+
+        assert counted(rows()) == {("user:1", TODAY, "search"): (3, 1, 8)}
 
     @inputs(40, [HealthCheck.function_scoped_fixture])
     @example({"user:" + "x" * 300, "user:" + "x" * 301, "key.f:\ud800", "~", "\u2603 %41", "a\0b", "r" * 300})
@@ -552,6 +574,21 @@ def test_the_counts_arrive_in_the_database_that_is_named(sqlite: dict[str, Any],
 
         assert list(DailyCounter.objects.using("usage").values_list("subject", "units")) == [("user:1", 2)]
     assert not DailyCounter.objects.exists()
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+def test_a_dry_run_leaves_out_what_the_database_that_is_named_has(
+    sqlite: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check("5/m", "user:1", 2, name="search", daily=True)
+    monkeypatch.setattr(rollup, "_drop", Mock(side_effect=Died))
+
+    with another_database("usage", sqlite_database(Path(shutil.copy(sqlite["NAME"], tmp_path / "usage.sqlite3")))):
+        with suppress(Died):
+            said("quota_rollup", "--database", "usage")
+
+        assert said("quota_rollup", "--dry-run", "--json", "--database", "usage")["days"] == 0
+    assert said("quota_rollup", "--dry-run", "--json")["days"] == 1
 
 
 def test_a_database_that_the_settings_do_not_name_is_an_error() -> None:

@@ -5,13 +5,16 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.dispatch import Signal
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import reverse
@@ -41,6 +44,7 @@ from django_quota.engine.state_copies import ReadStates
 from django_quota.features.resets import reset_found
 from django_quota.features.usage.days import recent_usage
 from django_quota.features.usage.rollup import RollupResult, roll_up
+from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import counting_stores, get_limiter
 from django_quota.management.commands import quota_rollup
 from django_quota.models import DailyCounter
@@ -52,6 +56,7 @@ from django_quota.testing import RedisServer, freeze
 from django_quota.types import Reservation
 from tests.conftest import alias_of_states
 from tests.support import selection
+from tests.support.commands import json_of
 from tests.support.databases import sqlite_database
 from tests.support.overridden import override
 from tests.support.signals import received
@@ -71,13 +76,14 @@ def states(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["memory", *programs()], ids=named)
 def bursts(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any, states: str) -> None:
-    """Two rules: a month in the database, and a burst in the first store."""
+    """Two rules: a month in the database, and a burst in the first store, whose keys in Redis have another prefix."""
     settings.QUOTA = {"DATABASE": states, "RULES": {"month": MONTH, "burst": "3/m"}}
     if request.param == "memory":
         settings.QUOTA["STORE"] = "memory"
     else:
-        settings.CACHES = caches(started(request.param))
+        settings.CACHES = {"default": {**caches(started(request.param))["default"], "KEY_PREFIX": "live"}}
         flush()
+    known_rules()  # the process uses the database from now on: the rule of a call may be remembered from another test
     empty_database(get_limiter().stores.counting_in(database=True).store)  # type: ignore[arg-type]
 
 
@@ -206,6 +212,27 @@ def test_a_reset_of_all_that_is_found_reaches_the_database() -> None:
     check("4/week", "user:1", 4, store="database")
     reset_found(None, "user:1")
     assert peek("4/week", "user:1", store="database").remaining == 4
+
+
+@pytest.mark.usefixtures("bursts")
+@pytest.mark.parametrize(
+    "forget", [partial(reset, "month"), partial(reset_found, None)], ids=["of the rule", "of all that is found"]
+)
+@pytest.mark.parametrize(
+    ("signal", "hits"), [(near_limit, 4), (refused, 6)], ids=["that the limit is near", "of a refusal"]
+)
+def test_after_a_reset_the_event_of_the_database_comes_again(
+    signal: Signal, hits: int, forget: Callable[[str], object]
+) -> None:
+    number = []
+    with received(signal, heard := Mock()), freeze(START):
+        for _ in range(2):
+            for _ in range(hits):
+                check("month", "user:1")
+            number.append(heard.call_count)
+            forget("user:1")
+
+    assert number == [1, 2]
 
 
 @pytest.mark.usefixtures("bursts", "database")
@@ -499,8 +526,8 @@ def test_the_limits_of_a_subject_are_those_of_both_stores() -> None:
 
 @pytest.fixture
 def both_in_use(database: Any, redis_server: RedisServer, raw: Any, settings: Any, at_one_time: None) -> None:
-    """Redis and the database of the site, with its tables."""
-    settings.CACHES = caches(redis_server)
+    """Redis, where the keys have the prefix of the cache, and the database of the site, with its tables."""
+    settings.CACHES = {"default": {**caches(redis_server)["default"], "KEY_PREFIX": "live"}}
     settings.QUOTA = {"RULES": {"month": MONTH, "burst": "3/m"}}
     check("month", "user:1", 2)
     check("burst", "user:1")
@@ -522,7 +549,7 @@ def test_a_roll_up_moves_the_days_of_both_stores() -> None:
 @pytest.mark.usefixtures("both_in_use")
 def test_a_roll_up_finds_the_days_of_both_stores_beside_another_site(settings: Any) -> None:
     """The prefix of a cache is part of the keys in Redis alone."""
-    settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": "live"}}
+    settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": "other"}}
     check("month", "user:1")
     check("burst", "user:1")
 
@@ -563,6 +590,15 @@ class TestRollUpWhileOneStoreDoesNotAnswer:
 
 
 @pytest.mark.usefixtures("both_in_use")
+def test_a_roll_up_without_either_store_names_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [StoreUnavailable("the first is away"), StoreUnavailable("the second is away")]
+    monkeypatch.setattr(quota_rollup, "roll_up", Mock(side_effect=errors))
+
+    with pytest.raises(CommandError, match="the first is away"):
+        call_command("quota_rollup", stdout=StringIO(), stderr=StringIO())
+
+
+@pytest.mark.usefixtures("both_in_use")
 def test_the_lines_of_a_bill_are_those_of_both_stores() -> None:
     today = date(2025, 11, 21)  # that of `at_one_time`
     lines = usage_lines(today, today + timedelta(days=1))
@@ -575,6 +611,17 @@ def test_a_sweep_sweeps_both_stores() -> None:
     call_command("quota_sweep", json=True, stdout=told, stderr=StringIO())
     of_redis, of_database = map(json.loads, told.getvalue().splitlines())
     assert (of_redis["keys"] > 0, of_database["complete"]) == (True, True)
+
+
+@pytest.mark.usefixtures("both_in_use")
+def test_a_sweep_gives_back_leases_of_the_database() -> None:
+    PREPAID.set("user:1", 10)
+    reserve(PREPAID, "user:1", 4, lease="10m")
+
+    with freeze(START + 11 * MINUTE):
+        reports = json_of("quota_sweep")
+
+    assert (reports[1]["leases"], PREPAID.get("user:1")) == (1, 10)
 
 
 @pytest.mark.usefixtures("both_in_use")

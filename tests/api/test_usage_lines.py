@@ -400,6 +400,12 @@ class TestPeriodsOfCustomers:
 
             assert shown(usage_lines(NOVEMBER, DECEMBER, by="period"))[0] == ("org:1", "tokens", "2026-11-15", 10)
 
+    def test_the_command_has_what_waits_of_a_period_that_began_long_ago(self) -> None:
+        with freeze(noon("2026-11-14")):
+            check("tokens", "org:1", 6)
+
+            assert json_of("quota_usage", month="2026-10", by="period")[0]["units"] == 11
+
     def test_the_command_prints_the_first_day_of_each(self) -> None:
         assert json_of("quota_usage", month="2026-10", by="period")[0]["period"] == "2026-10-15"
 

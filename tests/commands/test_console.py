@@ -11,12 +11,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command, load_command_class
 from django.db import DatabaseError, ProgrammingError, connection
 from django.utils.connection import ConnectionDoesNotExist
@@ -291,9 +293,12 @@ def test_a_note_names_each_rule_that_nothing_has(settings: Any) -> None:
     settings.ROOT_URLCONF, settings.QUOTA = (), {"RULES": {"search": "9/m"}}
     out = io.StringIO()
 
-    QuotaCommand(stderr=out).note_rules(["serch", "search"])
+    QuotaCommand(stderr=out).note_rules(["serch", "search", "searches"])
 
-    assert out.getvalue() == ('Note: "serch" is not a rule of the settings or the views. Did you mean "search"?\n')
+    assert out.getvalue() == (
+        'Note: "serch" is not a rule of the settings or the views. Did you mean "search"?\n'
+        'Note: "searches" is not a rule of the settings or the views. Did you mean "search"?\n'
+    )
 
 
 def test_a_program_reads_a_result_at_once() -> None:
@@ -626,6 +631,23 @@ class TestRepeat:
 
         assert is_open == [True, False]
 
+    def test_each_round_is_followed_by_the_pause(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def once(stop: Any) -> None:
+            steps.append("round")
+            stop.is_set.return_value = steps.count("round") == 2
+
+        def wait(seconds: float) -> bool:
+            steps.append(seconds)
+            return bool(stop.is_set())
+
+        steps: list[object] = []
+        stop = Mock(is_set=Mock(return_value=False), wait=wait)
+        monkeypatch.setattr(console, "stopping", lambda: nullcontext(stop))
+
+        QuotaCommand().repeat(600, once)
+
+        assert steps == ["round", 600, "round", 600]
+
 
 class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -707,11 +729,17 @@ def test_a_bar_is_never_wider_than_a_full_one(share: float, filled: int) -> None
 
 @pytest.mark.usefixtures("redis_cache", "database")
 class TestWithoutATableOfUsers:
-    @pytest.fixture(autouse=True)
-    def no_table(self, database: Any) -> Iterator[None]:
+    @pytest.fixture(
+        autouse=True,
+        params=[
+            pytest.param(ProgrammingError("no such table: auth_user"), id="no table"),
+            pytest.param(ImproperlyConfigured("settings.DATABASES is improperly configured"), id="no database"),
+        ],
+    )
+    def no_table(self, database: Any, request: pytest.FixtureRequest) -> Iterator[None]:
         def execute(act: Any, sql: str, *arguments: Any) -> Any:
             if "auth_user" in sql:
-                raise ProgrammingError("no such table: auth_user")
+                raise request.param
             return act(sql, *arguments)
 
         with connection.execute_wrapper(execute):
@@ -735,3 +763,7 @@ class TestWithoutATableOfUsers:
         said("quota_override", "set", "ip:192.0.2.1", "blocked", "--by", "ann")
 
         assert QuotaOverride.objects.get().created_by == "ann"
+
+    def test_an_override_of_a_name_is_without_effect(self) -> None:
+        with pytest.raises(CommandError, match='No request has the subject "ann"'):
+            said("quota_override", "set", "ann", "blocked")

@@ -562,6 +562,16 @@ def test_counts_of_rules_in_the_database_stay(more: tuple[str, ...], use: Callab
     assert peek("month", USER).remaining == 4
 
 
+def test_rules_in_the_database_do_not_stop_a_copy_to_redis(use: Callable[[str], None], settings: Any) -> None:
+    month = {"rate": "5/month", "algorithm": "calendar", "store": "database"}
+    check("5/m", USER)
+    settings.QUOTA = {"STORE": "redis", "RULES": {"month": month}}
+
+    copy()
+
+    assert peek("5/m", USER).remaining == 4
+
+
 def test_the_new_store_is_closed_after_the_copy(use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 

@@ -470,6 +470,9 @@ def test_several_logs_are_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DRAFTS = """
+[free]
+rate = "9/m"
+match = "/nowhere/"
 [api]
 rate = ["2/10s", "4/m"]
 match = "/"
@@ -479,9 +482,6 @@ rate = "1/m"
 key = ["ip", "path"]
 match = "/api/"
 shadow = true
-[free]
-rate = "9/m"
-match = "/nowhere/"
 [unplaced]
 rate = "9/m"
 [mine]
@@ -1150,6 +1150,13 @@ def test_a_file_may_begin_with_a_byte_order_mark(marked: str) -> None:
     Path(marked).write_bytes(BOM_UTF8 + Path(marked).read_bytes())
 
     assert run_json("access.log", "--rules", "rules.toml")["rules"]["all"]["requests"] == 1
+
+
+def test_each_of_several_logs_may_begin_with_a_byte_order_mark() -> None:
+    for name in ("1.log", "2.log"):
+        Path(name).write_bytes(BOM_UTF8 + COMMON.encode())
+
+    assert run_json("1.log", "2.log", "--rate", "5/m")["log"]["requests"] == 2
 
 
 @pytest.mark.parametrize(

@@ -968,6 +968,31 @@ class TestBans:
 
         assert lifted == {"bans": [{"subject": "user:7", "rule": "banning", "ends_in": 1200.0}], "dry_run": False}
 
+    @pytest.mark.parametrize("options", [(), ("--subject", SUBJECT)], ids=["all", "of a subject"])
+    @pytest.mark.parametrize("name", ["a b", "a:b", "100%", "für alle"])
+    def test_a_ban_from_a_rule_of_any_name_is_listed_until_it_is_lifted(
+        self, name: str, options: tuple[str, ...], settings: Any
+    ) -> None:
+        settings.QUOTA = {"RULES": {name: {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}}}
+        run("quota_bans", "set", name, SUBJECT, "10m")
+        listed = run("quota_bans", "list", *options, "--json")
+
+        run("quota_bans", "lift", SUBJECT, "--rule", name)
+
+        assert [row["rule"] for row in listed] == [name]
+        assert run("quota_bans", "list", *options, "--json") == []
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_ban_that_has_just_ended_by_itself_is_not_in_the_log_of_the_admin(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        User.objects.create_user("ann")
+        monkeypatch.setattr(quota_bans, "lift_bans", lambda *_: 0)
+
+        run("quota_bans", "lift", SUBJECT, "--by", "ann")
+
+        assert not LogEntry.objects.exists()
+
     def test_lifting_where_there_is_no_ban_is_an_empty_list_in_json(self) -> None:
         assert run("quota_bans", "lift", SUBJECT, "--json") == {"bans": [], "dry_run": False}
 
@@ -1063,6 +1088,21 @@ class TestReset:
 
         assert done == {"subject": name, "rules": ["search"], "deleted": 4, "dry_run": False}
         assert {entry.object_id for entry in LogEntry.objects.all()} == {name, f"{name}+ip:192.0.2.1"}
+
+    @pytest.mark.parametrize(
+        "name", ["a b", "a:b", "100%", "für alle", pytest.param("é" * 40, id="too long for a key")]
+    )
+    @pytest.mark.parametrize("is_named", [False, True], ids=["all rules", "a rule"])
+    def test_a_rule_of_any_name_is_reset_by_its_name(self, is_named: bool, name: str, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {name: "1/h"}}
+        with freeze(START):
+            check(name, SUBJECT)
+
+        done = run("quota_reset", SUBJECT, "--json", *(["--rule", name] if is_named else []))
+
+        assert done == {"subject": SUBJECT, "rules": [name], "deleted": 1, "dry_run": False}
+        with freeze(START):
+            assert peek(name, SUBJECT).used == 0
 
     @pytest.mark.usefixtures("counted")
     def test_a_rule_that_was_reset_gets_no_hint(self) -> None:
@@ -1258,12 +1298,22 @@ class TestWhatMatters:
         assert "  Refused by never for good\n" in shown
         assert "    ████████████████████ 0 of 0 used, 0 left; no hit is admitted\n" in shown
 
-    def test_of_two_limits_the_longer_wait_counts(self, settings: Any) -> None:
+    @pytest.mark.parametrize(
+        ("rates", "says"),
+        [
+            pytest.param("1/m; 1/h", "for 1 hour", id="the second"),
+            pytest.param("1/h; 1/m", "for 1 hour", id="the first"),
+            pytest.param("1/m; 0/d", "for good", id="the second, which admits nothing"),
+            pytest.param("0/d; 1/m", "for good", id="the first, which admits nothing"),
+        ],
+    )
+    def test_of_two_limits_the_longer_wait_counts(self, rates: str, says: str, settings: Any) -> None:
         settings.QUOTA["RULES"]["search"] = "1/m; 1/h"
         with freeze(START):
             check("search", USER)
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": rates}}
 
-        assert self.headlines(USER) == ["  Refused by search for 1 hour"]
+        assert self.headlines(USER) == [f"  Refused by search {says}"]
 
     def test_it_says_which_limit_refuses(self) -> None:
         with freeze(START):
