@@ -30,7 +30,7 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_quota import Rule, check, concurrency, limits_of, peek, quota, slot
+from django_quota import Rule, check, check_all, concurrency, counter, limits_of, peek, quota, slot
 from django_quota.contrib.rest_framework import (
     AnonRateThrottle,
     QuotaThrottle,
@@ -38,6 +38,7 @@ from django_quota.contrib.rest_framework import (
     ScopedRateThrottle,
     SimpleRateThrottle,
     UserRateThrottle,
+    detail_response,
     with_quota_rules,
 )
 from django_quota.contrib.rest_framework.spectacular import AutoSchema
@@ -774,6 +775,15 @@ class TestAnswers:
         assert reply.data["detail"] == "This cannot be served right now. Please try again shortly."
         assert reply.data["detail"].code == "unavailable"
 
+    def test_without_the_store_a_503_waits_for_no_other_throttle(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
+        later = type("Later", (BaseThrottle,), {"allow_request": lambda *_: False, "wait": lambda _: 60.0})
+
+        with no_answer():
+            (reply,) = called(view_of(QuotaThrottle, later, quota_rules=["search"]))
+
+        assert (reply.status_code, reply.headers["Retry-After"]) == (503, "1")
+
     @pytest.mark.usefixtures("with_middleware")
     @pytest.mark.parametrize("kind", [Response, HttpResponse], ids=["of the framework", "of Django"])
     def test_a_reply_is_settled_when_it_is_rendered(self, kind: Any, settings: Any) -> None:
@@ -849,6 +859,25 @@ class TestTheFormatOfRefusals:
 
     def test_leaves_other_errors_to_the_framework(self) -> None:
         assert ask("members", "wrong").json() == {"detail": "Invalid token."}
+
+    def test_leaves_refusals_of_other_throttles_to_the_framework(self, settings: Any) -> None:
+        at(settings, closed=view_of(type("Never", (BaseThrottle,), {"allow_request": lambda *_: False})))
+
+        reply = ask("closed")
+
+        assert (reply.status_code, reply.json()) == (429, {"detail": "Request was throttled."})
+
+
+@pytest.mark.parametrize("status", [429, 402])
+def test_the_detail_without_enough_credits_has_the_status_of_the_settings(status: int, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "CREDITS_STATUS": status}
+    decision = check_all([(counter("credits"), "org:7", 5)])
+
+    reply = detail_response(RequestFactory().get("/"), decision)
+
+    assert reply is not None
+    assert reply.status_code == status
+    assert json.loads(reply.content)["detail"].startswith("This request needs 5 credits, and 0 are left.")
 
 
 def test_a_view_whose_throttled_has_words_of_its_own_keeps_them() -> None:
@@ -1017,11 +1046,11 @@ class TestChecks:
 
     def test_e016_a_name_of_no_rule(self, settings: Any) -> None:
         wrong = view_of(QuotaThrottle, quota_rules=["serch"])
-        function = function_of(*LIMITED, with_quota_rules("fone"))
+        function = function_of(*LIMITED, with_quota_rules("fone", "form", "fon"))
         action = Things.as_view({"get": "list"}, quota_rules="adress")
         found = findings(settings, wrong, view_of(QuotaThrottle, throttle_scope="scop"), function, action)
         assert ids(found) == ["E016"]
-        assert [re.findall(r"'(\w+)'", each.msg)[0] for each in found] == ["serch", "scop", "fone", "adress"]
+        assert [re.findall(r"'(\w+)'", each.msg)[0] for each in found] == ["serch", "scop", "fone", "fon", "adress"]
         place = r"quota_rules of tests\.contrib\.test_rest_framework\.View"
         with pytest.raises(RuleError, match=rf"^{place}: There is no rule 'serch' in .* Did you mean 'search'\?$"):
             called(wrong)
@@ -1235,6 +1264,11 @@ def test_a_limited_operation_of_the_schema_has_a_429_with_headers() -> None:
         },
         "content": {"application/json": {"schema": body}},
     }
+
+
+@pytest.mark.parametrize("throttle", [Burst, Anonymous, ScopedRateThrottle])
+def test_an_operation_with_any_throttle_of_ours_has_a_429_in_the_schema(throttle: Any) -> None:
+    assert "429" in responses_of_schema(type("Any", (Limited,), {"throttle_classes": (throttle,)}))
 
 
 def test_an_operation_with_a_throttle_of_another_package_has_a_429_too() -> None:
