@@ -205,6 +205,17 @@ class TestDecisions:
 
         assert found == [False, False, True]
 
+    @pytest.mark.parametrize("key", ["ip", "user", "header:x-key"])
+    def test_a_request_that_wraps_djangos_counts_by_that(self, key: str) -> None:
+        request = get(HTTP_X_KEY="k")
+        request.user = User(pk=7)
+        wrapped = SimpleNamespace(_request=request, method="GET")
+
+        found = [is_ratelimited(wrapped, group="wrapped", key=key, rate="1/m", increment=True) for _ in range(2)]
+
+        assert found == [False, True]
+        assert is_ratelimited(request, group="wrapped", key=key, rate="1/m")
+
 
 class TestUsage:
     def test_a_limited_hit_does_not_refuse_the_request_by_itself(self) -> None:
@@ -326,7 +337,7 @@ class TestWhoIsLimited:
 
         assert peek("2/m", "user:7", name="shop DELETE+PATCH+POST+PUT 2/m", algorithm="fixed_window").remaining == 1
 
-    @pytest.mark.parametrize("key", ["header:x-key", "get:q"])
+    @pytest.mark.parametrize("key", ["header:x-key", "get:q", "get:q.1"])
     class TestFields:
         def test_requests_without_the_field_count_by_address(self, key: str) -> None:
             view = soft(key=key)
@@ -338,7 +349,7 @@ class TestWhoIsLimited:
             view = soft(key=key)
             limited_of(view, 1)
 
-            found = limited_of(view, 2, HTTP_X_KEY="k", QUERY_STRING="q=1")
+            found = limited_of(view, 2, HTTP_X_KEY="k", QUERY_STRING="q=1&q.1=1")
 
             assert found == [False, True]
 
@@ -397,7 +408,7 @@ class TestWhoIsLimited:
     @pytest.mark.parametrize(
         ("key", "known"),
         [
-            ("ip", "ip/24,64"), ("header:x-key", "header:x-key"), (of_the_group, "user_or_ip"),
+            ("ip", "ip/24,64"), ("header:x-key", "header:x-key"), ("get:q.1", "get:q.1"), (of_the_group, "user_or_ip"),
             (f"{__name__}.of_the_group", "user_or_ip"),
         ],
     )  # fmt: skip
@@ -616,6 +627,7 @@ class TestChecks:
                 {"key": None}, "@ratelimit has no key. Use, for example, key='ip' or key='user_or_ip'.", id="no key"
             ),
             pytest.param({"key": "ipp"}, "key='ipp' is not a key. Did you mean 'ip'?", id="an unknown key"),
+            pytest.param({"key": "nowhere.key"}, "key='nowhere.key'", id="the path of no function"),
             pytest.param(
                 {"rate": "often"}, "'often' is not a rate. Use, for example, '5/m', '100/h' or (5, 60).", id="no rate"
             ),
