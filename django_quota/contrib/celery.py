@@ -297,8 +297,8 @@ class QuotaTask(Task):
             )
 
     def _microseconds(self, moment: datetime | str) -> int:
-        """Return a moment as microseconds since 1970; without a time zone, in the app's zone, as in Celery."""
-        aware: datetime = maybe_make_aware(maybe_iso8601(moment), self.app.timezone)
+        """Return a moment as microseconds since 1970; without a time zone, in UTC, as Celery's workers read it."""
+        aware: datetime = maybe_make_aware(maybe_iso8601(moment))
         return (aware - EPOCH) // timedelta(microseconds=1)
 
 

@@ -411,6 +411,12 @@ class TestAQuota:
         assert starts[3:] == [DAY, DAY + 2_908.8]  # ten times the pace of the quota, and a hundredth slower
 
     @pytest.mark.usefixtures("starts")
+    def test_the_rest_is_refused_once(self) -> None:
+        (quota,) = running_totals().rules
+
+        assert (quota.allowed, quota.refused) == (5, 2)
+
+    @pytest.mark.usefixtures("starts")
     def test_the_rest_waits_in_long_steps(self, site: Site) -> None:
         assert len(site.worker.runs) < 5 + 2 * 8  # each waits in steps of four and a half hours
 
@@ -513,7 +519,7 @@ class TestAPlaceTakenWhenATaskIsPublished:
     def test_a_task_is_published_if_it_expires_after_its_turn(self, publish_third: Any) -> None:
         assert publish_third(12.13) == "third"
 
-    @pytest.mark.parametrize("seconds", [12.12, 12], ids=["at its turn", "before its turn"])
+    @pytest.mark.parametrize("seconds", [12.12, 12, 0], ids=["at its turn", "before its turn", "at once"])
     def test_a_task_that_expires_before_it_could_start_is_not_published(
         self, seconds: float, publish_third: Any
     ) -> None:
@@ -544,6 +550,39 @@ class TestAPlaceTakenWhenATaskIsPublished:
         site.worker.run_all()
 
         assert [round(start) for start in sorted(site.starts[3:])] == [30, 72, 100]
+
+    @pytest.mark.parametrize(
+        "later",
+        [
+            pytest.param(lambda now: {"countdown": 60}, id="a countdown"),
+            pytest.param(lambda now: {"eta": now + timedelta(seconds=60)}, id="an eta"),
+        ],
+    )
+    def test_a_task_that_could_start_at_once_waits_for_the_moment_of_the_caller(self, later: Any, site: Site) -> None:
+        now = datetime.fromtimestamp(site.clock.begin / SECOND, UTC)
+
+        site.task(name="first", quota="10/m").quota_apply_async((1,), **later(now))
+        site.worker.run_all()
+
+        assert site.starts == [60.0]
+
+    def test_a_moment_without_a_zone_is_in_utc_as_for_a_worker(self, site: Site) -> None:
+        site.app.conf.timezone = "Asia/Tokyo"
+        later = datetime.fromtimestamp(site.clock.begin / SECOND, UTC) + timedelta(seconds=60)
+
+        site.task(name="first", quota="10/m").quota_apply_async((1,), eta=later.replace(tzinfo=None))
+        site.worker.run_all()
+
+        assert site.starts == [60.0]
+
+    def test_a_retry_that_is_published_with_a_place_takes_no_second_one(self, site: Site) -> None:
+        limited = site.task(name="limited", quota="10/m")
+        for number in (1, 2):
+            limited.quota_apply_async((number,), retries=1)
+
+        site.worker.run_all()
+
+        assert site.starts == [0.0, 6.06]
 
 
 @pytest.mark.parametrize(
@@ -628,9 +667,9 @@ def test_a_wrong_option_is_an_error_when_the_task_is_made(site: Site, options: d
 
 @pytest.fixture
 def tasks_of_rules(site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tasks: the settings have the rule of one of them."""
+    """Three tasks: the settings have the rule of one of them."""
     settings.QUOTA = {"STORE": "memory", "RULES": {"exports": "10/m"}}
-    for name in ("exports", "exprots"):
+    for name in ("exprots", "exports", "exportz"):
         site.task(name=name, quota_rule=name)
     monkeypatch.setattr(integration, "current_app", site.app)
 
@@ -641,9 +680,10 @@ def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs() -> N
 
     assert [(each.msg, each.hint) for each in found] == [
         (
-            "Task 'exprots' has quota_rule='exprots'. There is no rule 'exprots' in QUOTA[\"RULES\"].",
+            f'Task {name!r} has quota_rule={name!r}. There is no rule {name!r} in QUOTA["RULES"].',
             "Did you mean 'exports'?",
         )
+        for name in ("exprots", "exportz")
     ]
 
 
