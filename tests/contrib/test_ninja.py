@@ -1,7 +1,9 @@
 """Limits on the operations of Django Ninja, with the real package: sync and async, and its throttles."""
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Any, Optional
 
@@ -360,6 +362,11 @@ class TestThrottles:
 
         assert found == [200, 429, 200]
 
+    def test_what_a_key_returns_is_stored_as_a_digest(self) -> None:
+        reply = get("/throttled/tenants", **{"X-Tenant": "secret"})
+
+        assert re.fullmatch("throttle:[0-9a-f]{32}", reply.wsgi_request.quota.outcomes[0].subject)
+
     def test_a_key_of_none_limits_nobody(self) -> None:
         assert statuses("/throttled/tenants", None, None) == [200, 200]
 
@@ -550,6 +557,22 @@ def test_e035_is_found_of_the_method_of_a_class(settings: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("is_partial", [False, True], ids=["a name that only type checkers know", "no function"])
+def test_e035_an_authentication_that_cannot_be_read_hides_no_other_one(is_partial: bool, settings: Any) -> None:
+    def by_name(request: Any) -> Any: ...
+
+    def by_claims(request: Any) -> Claims:
+        return Claims("ann")
+
+    by_name.__annotations__["return"] = "OnlyForTypeCheckers"
+    unreadable = partial(by_name) if is_partial else by_name
+    both = api_with(limits("1/m"), f"unreadable-{is_partial}", auth=[unreadable, by_claims])
+
+    (found,) = findings(settings, "E035", both)
+
+    assert ".by_claims returns Claims, which identifies nobody." in found.msg
+
+
 def test_e035_is_found_for_one_of_two_limits(settings: Any) -> None:
     def authenticate(request: HttpRequest) -> dict[str, Any]:
         return {}
@@ -566,9 +589,15 @@ class TestNamesOfRules:
         assert name in known_rules()
 
     def test_e024_a_name_that_no_rule_has(self, settings: Any) -> None:
-        misspelt = api_with(lambda search: limits(rule="serch")(limits(rule="search")(search)), "misspelt")
+        names = ("serch", "search", "searhc")
+        misspelt = api_with(
+            lambda search: reduce(lambda limited, name: limits(rule=name)(limited), reversed(names), search), "misspelt"
+        )
 
-        (found,) = findings(settings, "E024", misspelt)
+        found = findings(settings, "E024", misspelt)
 
-        assert found.msg == f"@limits(rule='serch') on {__name__}.api_with.<locals>.search names an unknown rule."
-        assert "'search'?" in found.hint
+        assert [each.msg for each in found] == [
+            f"@limits(rule={name!r}) on {__name__}.api_with.<locals>.search names an unknown rule."
+            for name in ("serch", "searhc")
+        ]
+        assert all("'search'?" in each.hint for each in found)
