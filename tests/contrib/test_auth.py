@@ -807,6 +807,21 @@ class Captcha(LoginQuotaBackend):
     """Stands for the backend of the page."""
 
 
+class AlwaysAsking(LoginQuotaBackend):
+    """A backend for which each attempt needs a CAPTCHA."""
+
+    def needs_captcha(self, request: HttpRequest, decision: Any) -> bool:
+        return True
+
+
+@memory
+@pytest.mark.parametrize("log_in", [authenticate, async_to_sync(aauthenticate)], ids=["sync", "async"])
+def test_code_without_a_request_needs_no_captcha(log_in: Any, settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [f"{HERE}.AlwaysAsking", MODEL]
+
+    assert log_in(username="ann", password=PASSWORD).username == "ann"
+
+
 class TestTheCaptchaOfThePage:
     """Above three guesses the page asks for a CAPTCHA; three guesses later it refuses."""
 
@@ -843,13 +858,6 @@ class TestTheCaptchaOfThePage:
             send(site, url, PASSWORD)
 
         assert send(site, self.URL, PASSWORD, captcha="seven").status_code == 302
-
-    @pytest.mark.parametrize("log_in", [authenticate, async_to_sync(aauthenticate)], ids=["sync", "async"])
-    def test_code_without_a_request_is_not_asked_for_it(self, log_in: Any) -> None:
-        for _ in range(4):
-            log_in(username="ann", password="guess")
-
-        assert log_in(username="ann", password=PASSWORD).username == "ann"
 
     def test_the_right_password_gets_in_with_it(self, site: Client) -> None:
         assert send(site, self.URL, PASSWORD, captcha="seven").status_code == 302

@@ -26,6 +26,7 @@ from django_quota.operating.activity import running_totals
 from django_quota.testing import clear
 from tests.support.celery_worker import SECOND, Clock, Worker, in_memory_app
 from tests.support.inputs import inputs
+from tests.support.overridden import override
 from tests.support.pages import marked
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -153,6 +154,23 @@ def test_a_task_counts_its_cost_and_a_free_one_counts_nothing(site: Site) -> Non
     site.run(site.task(quota="10/m", cost=lambda task, args, kwargs: args[0]), 0, 1, 1)
 
     assert peek(Rule.make("export", "10/m"), "global").used == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"quota": "10/m"}, id="a task"),
+        pytest.param({"quota": "10/m", "cost": 0}, id="a free one"),
+        pytest.param({"quota": "10/d"}, id="one of a quota"),
+        pytest.param({"quota": Rule.make("export", None)}, id="one without a limit"),
+    ],
+)
+def test_a_task_of_a_blocked_subject_waits_until_the_block_ends(site: Site, options: dict[str, Any]) -> None:
+    override(f"b 0 {site.clock.now + 3_600 * SECOND} -", "export", "org:7")
+
+    starts = site.run(site.task(key="org:7", **options), 1)
+
+    assert starts == [3_600.0]
 
 
 def test_another_base_of_the_task_hears_that_it_starts(site: Site) -> None:
@@ -562,8 +580,8 @@ class TestAPlaceTakenWhenATaskIsPublished:
         now = datetime.fromtimestamp(site.clock.begin / SECOND, UTC)
 
         site.task(name="first", quota="10/m").quota_apply_async((1,), **later(now))
-        site.worker.run_all()
 
+        assert site.worker.run_all() == 1, "it is not published again"
         assert site.starts == [60.0]
 
     def test_a_moment_without_a_zone_is_in_utc_as_for_a_worker(self, site: Site) -> None:

@@ -191,6 +191,12 @@ class TestDecisions:
 
         assert limited_of(both, 2) == [False, True]
 
+    def test_a_limit_that_is_not_reached_leaves_what_an_earlier_one_found(self) -> None:
+        inner = ratelimit(key="ip", rate="2/m", group="hard")(ok)
+        both = ratelimit(key="ip", rate="1/h", group="soft", block=False)(inner)
+
+        assert limited_of(both, 2) == [False, True]
+
     def test_a_decorator_that_does_not_block_leaves_the_refusal_to_one_that_does(self) -> None:
         both = ratelimit(key="ip", rate="2/m", group="hard")(soft(rate="1/h"))
         limited_of(both, 2)
