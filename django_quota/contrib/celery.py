@@ -91,7 +91,7 @@ class TaskLimits(NamedTuple):
     def of(cls, rule: Rule) -> TaskLimits:
         """Return the limits that follow from a rule. Raises `RuleError` if a rule needs a request."""
         check_rule(rule)
-        start = replace(rule, count_refused=False, ban=None, match=None, exclude=None)
+        start = replace(rule, count_refused=False, ban=None)
         rates = cast("tuple[Rate, ...]", rule.rates)
         if not rates or rule.shadow or not rule.block:
             return cls(start, None, None)

@@ -21,6 +21,7 @@ from django_quota import Decision, Rule, check, peek
 from django_quota.contrib import celery as integration
 from django_quota.contrib.celery import PLACE_HEADER, QuotaTask, TaskRefused, TaskWouldExpire
 from django_quota.exceptions import RuleError
+from django_quota.features.usage.days import recent_usage
 from django_quota.metrics import observe, unobserve
 from django_quota.operating.activity import running_totals
 from django_quota.testing import clear
@@ -101,6 +102,11 @@ def site(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         ({"quota": Rule.make("quotas", "10/m; 12/h")}, (1, 2, 3), [(1, 0.0), (2, 6.06), (3, 12.12)]),
         # Waiting is no refusal that leads to a ban, or that counts.
         ({"quota": Rule.make("strict", "10/m", ban={"after": "1/m", "for": "1h"})}, (1, 2), [(1, 0.0), (2, 6.06)]),
+        (
+            {"quota": Rule.make("strict", "2/d", ban={"after": "1/d", "for": "7d"})},
+            (1, 2, 3, 4),
+            [(1, 0.0), (2, 0.0), (3, 86_400.0), (4, 90_763.2)],
+        ),
         ({"quota": Rule.make("strict", "2/d", count_refused=True)}, (1, 2, 3), [(1, 0.0), (2, 0.0), (3, 86_400.0)]),
         # A rule that refuses nothing lets all start.
         ({"quota": Rule.make("soft", "1/m", block=False)}, (1, 2), [(1, 0.0), (2, 0.0)]),
@@ -231,6 +237,27 @@ def test_observers_hear_of_a_task_when_it_starts(heard: list[Decision], four_tas
     assert [decision.rule for decision in heard] == ["export"] * 4 + ["none"]
 
 
+@pytest.mark.parametrize("rate", ["10/m", "2/d"], ids=["spaced", "a quota"])
+def test_the_usage_of_a_day_counts_a_task_once(rate: str, site: Site) -> None:
+    site.run(site.task(quota=Rule.make("export", rate, daily=True), key="org:7"), 1, 2, 3)
+
+    counts = [count for rules in recent_usage("org:7").values() for name, count in rules.items()]
+
+    assert sum(count.units for count in counts) == 3
+
+
+def test_a_task_that_is_published_during_an_outage_takes_its_place_afterwards(site: Site, settings: Any) -> None:
+    task, here = site.task(quota="10/m"), settings.QUOTA
+    settings.QUOTA = {}  # they lead to no server
+    for number in (1, 2):
+        task.quota_apply_async((number,))
+
+    settings.QUOTA = here
+    site.worker.run_all()
+
+    assert site.starts == [0.0, 6.06]
+
+
 @pytest.mark.usefixtures("four_tasks_that_start")
 def test_a_place_takes_no_hit_of_its_own() -> None:
     assert peek(Rule.make("export", "10/m"), "org:7").used == 4
@@ -271,6 +298,18 @@ def test_a_message_that_is_published_again_says_what_it_said_before(site: Site) 
     assert json.loads(after.body) == json.loads(before.body)
     said = ("priority", "correlation_id", "reply_to")
     assert {name: after.properties[name] for name in said} == {name: before.properties[name] for name in said}
+
+
+def test_a_task_that_finds_the_queue_full_when_it_is_published_takes_a_place_when_it_comes(site: Site) -> None:
+    task = site.task(quota=Rule.make("short", "10/m", algorithm="leaky_bucket", burst=2))
+    for number in (1, 2, 3):
+        task.quota_apply_async((number,))
+
+    site.worker.run_all()
+
+    assert site.starts == [0.0, 6.06, 12.12]
+    places = [run.headers[PLACE_HEADER]["at"] for run in site.worker.runs]
+    assert [place and place - site.clock.begin for place in places] == [0, 6_060_000, None, 12_120_000]
 
 
 def test_a_task_that_finds_the_queue_full_takes_a_place_when_it_comes_again(site: Site) -> None:

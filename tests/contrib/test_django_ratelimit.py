@@ -425,6 +425,15 @@ class TestWhoIsLimited:
         assert rule is not None
         assert rule.key == known
 
+    def test_the_mask_of_django_ratelimit_precedes_ours(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "IPV4_PREFIX": 24}
+        settings.RATELIMIT_IPV4_MASK = 32
+
+        rule = rule_of_group(GroupLimit("g", "ip", "1/m"), "1/m")
+
+        assert rule is not None
+        assert rule.key == "ip/32,64"
+
     def test_a_limit_by_address_is_one_of_ours_without_a_mask(self) -> None:
         rule = rule_of_group(GroupLimit("g", "ip", "1/m"), "1/m")
 
@@ -523,7 +532,9 @@ class TestWithoutTheStore:
 
         assert usage == {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
 
-    def test_a_look_is_not_limited(self) -> None:
+    @pytest.mark.parametrize("fails_open", [False, True])
+    def test_a_look_is_not_limited(self, fails_open: bool, settings: Any) -> None:
+        settings.RATELIMIT_FAIL_OPEN = fails_open
         limit: Any = self.LIMIT
 
         with no_answer():

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Any, Optional
@@ -356,6 +356,22 @@ class TestThrottles:
         _, refused = [get("/throttled/anonymous") for _ in range(2)]
 
         assert 0 < int(refused["Retry-After"]) <= 60
+
+    def test_a_refusal_waits_for_the_oldest_hit_alone(self) -> None:
+        replies = []
+        for seconds in (0, 50, 55):
+            with freeze(NOON + timedelta(seconds=seconds)):
+                replies.append(get("/throttled/again", "ann"))
+
+        assert [reply.status_code for reply in replies] == [200, 200, 429]
+        assert replies[2]["Retry-After"] == "5"
+
+    @pytest.mark.usefixtures("with_middleware")
+    def test_a_refusal_by_limits_shows_the_throttle_before_them(self) -> None:
+        _, refused = [get("/throttled/mixed") for _ in range(2)]
+
+        assert refused.status_code == 429
+        assert refused["RateLimit-Policy"] == '"9-60";q=9;w=60, "mixed";q=1;w=60'
 
     def test_a_key_of_its_own_tells_who_is_limited(self) -> None:
         found = [get("/throttled/tenants", **{"X-Tenant": name}).status_code for name in ("a", "a", "b")]

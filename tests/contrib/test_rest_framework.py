@@ -766,6 +766,24 @@ class TestAnswers:
 
         assert (refused.status_code, "Slow down." in str(refused.data)) == (400, True)
 
+    def test_the_exception_handler_gets_a_kind_of_throttled_that_the_view_raises(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class TooFast(exceptions.Throttled):
+            """An error of the site."""
+
+        def throttled(self: Any, request: Any, wait: float | None) -> None:
+            raise TooFast(wait)
+
+        def handler(error: Exception, context: Any) -> Any:
+            return Response({"error": type(error).__name__}, status=429)
+
+        monkeypatch.setattr(APIView, "get_exception_handler", lambda self: handler)
+
+        *_, refused = called(view_of(Burst, throttled=throttled), times=4)
+
+        assert refused.data == {"error": "TooFast"}
+
     @pytest.mark.parametrize("throttle", [QuotaThrottle, Burst])
     def test_without_the_store_a_rule_that_denies_is_a_503(self, throttle: Any, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
@@ -1112,6 +1130,13 @@ class TestChecks:
 
         assert [(each.msg, each.hint) for each in found] == [(words, hint)]
 
+    def test_all_that_a_view_says_wrongly_is_found(self, settings: Any) -> None:
+        wrong = {"quota_rules": ["serch"], "throttle_scope": "scop", "quota_cost": 0, "quota_slots": 0}
+
+        found = findings(settings, view_of(Burst, QuotaThrottle, **wrong))
+
+        assert ids(found) == ["E016", "E031", "E034", "W018"]
+
     @pytest.mark.parametrize(
         "view",
         [
@@ -1161,10 +1186,14 @@ class TestChecks:
 
 
 def test_rules_of_views_are_known_to_those_who_look_them_up(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong rule and a wrong rate hide none of those after them."""
+    wrong = type("Wrong", (UserRateThrottle,), {"rate": "often"})
+    named = ["serch", "search", Rule.make("own", "5/m", key="user")]
     views = [
-        view_of(QuotaThrottle, Burst, AnonRateThrottle, quota_rules=["search", Rule.make("own", "5/m", key="user")]),
+        view_of(QuotaThrottle, wrong, Burst, AnonRateThrottle, quota_rules=named),
         view_of(ScopedRateThrottle, throttle_scope="twice"),
         view_of(QuotaThrottle, ScopedRateThrottle),
+        view_of(QuotaThrottle, Sustained, throttle_scope="scope"),
     ]
     monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"twice": "2/m", "anon": None})
     findings(settings, *views)
@@ -1172,7 +1201,12 @@ def test_rules_of_views_are_known_to_those_who_look_them_up(settings: Any, monke
     found: dict[str, Any] = known_rules()
 
     known = {name: str(rule.rates[0]) for name, rule in found.items() if name not in RULES}
-    assert known == {"own": "5/m", "rest_framework.burst": "3/m", "rest_framework.twice": "2/m"}
+    assert known == {
+        "own": "5/m",
+        "rest_framework.burst": "3/m",
+        "rest_framework.twice": "2/m",
+        "rest_framework.sustained": "9/d",
+    }
 
 
 @pytest.mark.parametrize(
