@@ -281,7 +281,7 @@ class QuotaTask(Task):
 
     def _eta(self, at: int) -> datetime:
         """Return when a worker should look at the task: at its moment, but before the broker delivers it again."""
-        transport = self.app.conf.broker_transport_options or {}
+        transport = self.app.conf.broker_transport_options
         longest = int(0.75 * MICROSECONDS * transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
         return EPOCH + timedelta(microseconds=min(at, now() + longest))
 

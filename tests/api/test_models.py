@@ -34,6 +34,7 @@ from django_quota.models import (
     QuotaState,
     overrides_changed,
 )
+from django_quota.testing import freeze
 from tests.support.databases import LaggingReplica, another_database, default_database, sqlite_database
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -420,6 +421,17 @@ class TestTheDatabase:
         override().save()
 
         assert OverrideChange.objects.count() == 3, "with the newest of the old ones, so that there is always one"
+
+    def test_the_log_of_changes_follows_the_clock_of_the_machine(self) -> None:
+        """A test of a site that sets the time of its limits changes nothing for other processes."""
+        began, row = clock.machine_now(), override()
+
+        with freeze(began + 10 * clock.DAY):
+            row.save()
+            row.save()
+
+        moments = OverrideChange.objects.values_list("at", flat=True)
+        assert [began <= at <= clock.machine_now() for at in moments] == [True, True]
 
     @pytest.mark.parametrize(
         "subject", ["user:ann+shop@example.org", f"user:{'+' * 150}", "ip:2001:DB8::7", "user:*", "*"]

@@ -168,6 +168,7 @@ def test_a_task_counts_its_cost_and_a_free_one_counts_nothing(site: Site) -> Non
         pytest.param({"quota": "10/m"}, id="a task"),
         pytest.param({"quota": "10/m", "cost": 0}, id="a free one"),
         pytest.param({"quota": "10/d"}, id="one of a quota"),
+        pytest.param({"quota": "10/d", "cost": 0}, id="a free one of a quota"),
         pytest.param({"quota": Rule.make("export", None)}, id="one without a limit"),
     ],
 )

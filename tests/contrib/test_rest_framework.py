@@ -427,6 +427,18 @@ class TestSlots:
         assert peek("search", "user:1").remaining == 2
 
     @pytest.mark.parametrize("way", WAYS)
+    def test_a_refusal_by_a_rule_asks_for_no_slot(
+        self, way: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        running(settings, Limited, way, quota_rules=("search",))
+        statuses("running", "1", "1")
+        calls = calls_of(monkeypatch)
+
+        assert statuses("running", "1") == [429]
+
+        assert len(calls) == 1
+
+    @pytest.mark.parametrize("way", WAYS)
     def test_who_is_not_let_in_takes_none(self, way: str, settings: Any) -> None:
         running(settings, MembersOnly, way)
 
