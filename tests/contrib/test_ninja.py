@@ -25,6 +25,7 @@ from django_quota.testing import freeze
 from tests.contrib import ninja_site
 from tests.contrib.ninja_site import ByTenant
 from tests.support.calls import calls_of, fetch
+from tests.support.outages import no_answer
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -116,6 +117,32 @@ class TestCallers:
     @pytest.mark.parametrize("token", ["wrong", None], ids=["a wrong token", "no token"])
     def test_a_request_that_fails_authentication_does_not_count(self, name: str, token: str | None) -> None:
         assert statuses(f"/api/{name}", token, token, token) == [401, 401, 401]
+
+
+@pytest.mark.usefixtures("with_middleware")
+@pytest.mark.parametrize("name", ["above", "below", "async"])
+@pytest.mark.parametrize(("on_unavailable", "status"), [("deny", 503), ("allow", 200)])
+def test_without_the_store_the_setting_says_whether_an_operation_answers(
+    on_unavailable: str, status: int, name: str, settings: Any
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": on_unavailable}
+
+    with no_answer():
+        reply = get(f"/api/{name}", "ann")
+
+    assert (reply.status_code, reply.get("Retry-After")) == (status, "1" if status == 503 else None)
+
+
+@pytest.mark.parametrize(("on_unavailable", "status"), [("deny", 429), ("allow", 200)])
+def test_without_the_store_the_setting_says_whether_a_throttle_refuses(
+    on_unavailable: str, status: int, settings: Any
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": on_unavailable}
+
+    with no_answer():
+        reply = get("/throttled/anonymous")
+
+    assert (reply.status_code, reply.get("Retry-After")) == (status, "1" if status == 429 else None)
 
 
 def test_the_view_of_limits_shows_each_caller_their_own(settings: Any) -> None:

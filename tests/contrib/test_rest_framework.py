@@ -1142,6 +1142,11 @@ class TestChecks:
 
         assert [(each.msg, each.hint) for each in found] == [(words, hint)]
 
+    def test_slots_that_cannot_be_read_are_found_alone(self, settings: Any) -> None:
+        wrong = Exports.as_view(quota_slots="3", throttle_classes=())
+
+        assert ids(findings(settings, wrong)) == ["E031"]
+
     def test_all_that_a_view_says_wrongly_is_found(self, settings: Any) -> None:
         wrong = {"quota_rules": ["serch"], "throttle_scope": "scop", "quota_cost": 0, "quota_slots": 0}
 
@@ -1205,9 +1210,10 @@ def test_rules_of_views_are_known_to_those_who_look_them_up(settings: Any, monke
         view_of(QuotaThrottle, wrong, Burst, AnonRateThrottle, quota_rules=named),
         view_of(ScopedRateThrottle, throttle_scope="twice"),
         view_of(QuotaThrottle, ScopedRateThrottle),
+        view_of(QuotaThrottle, throttle_scope="thrice"),
         view_of(QuotaThrottle, Sustained, throttle_scope="scope"),
     ]
-    monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"twice": "2/m", "anon": None})
+    monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"twice": "2/m", "thrice": "3/m", "anon": None})
     findings(settings, *views)
 
     found: dict[str, Any] = known_rules()
@@ -1217,6 +1223,7 @@ def test_rules_of_views_are_known_to_those_who_look_them_up(settings: Any, monke
         "own": "5/m",
         "rest_framework.burst": "3/m",
         "rest_framework.twice": "2/m",
+        "rest_framework.thrice": "3/m",
         "rest_framework.sustained": "9/d",
     }
 
