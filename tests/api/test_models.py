@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
-from django.db import IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models import Model
 from django.template import Context, Template
@@ -357,6 +357,7 @@ class TestTheDatabase:
             (heard_of,) = heard
             assert counts == [1, 2]
             assert heard_of in [("other", ["exempt"], []), ("other", [], [1])]
+            assert OverrideChange.objects.using("other").latest("pk").removed == " ".join(map(str, heard_of[2]))
             assert rows.count() == len(heard_of[1])
         assert QuotaOverride.objects.get().mode == "blocked"
 
@@ -370,9 +371,26 @@ class TestTheDatabase:
             log = OverrideChange.objects.using("other")
             log.update(at=0)
 
-            row.save(using="other")
+            with suppress(ZeroDivisionError), transaction.atomic():  # of the default database
+                row.save(using="other")
+                raise ZeroDivisionError
 
             assert log.count() == 2
+
+    @pytest.mark.parametrize("place", [nullcontext, transaction.atomic], ids=["by itself", "in a transaction"])
+    def test_a_change_stays_though_the_log_cannot_forget(
+        self, place: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(using: str) -> None:
+            raise DatabaseError("the disk is full")
+
+        monkeypatch.setattr("django_quota.models._forget_changes", fail)
+
+        with place():
+            override().save()
+
+        assert QuotaOverride.objects.exists()
+        assert "the disk is full" in caplog.text
 
     def test_a_change_that_an_upsert_makes_has_its_number_on_the_row(self) -> None:
         override(reason="old").save()
