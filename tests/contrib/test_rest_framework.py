@@ -584,11 +584,14 @@ class TestTheFrameworksThrottles:
 
         assert request.quota.rule == f"{__name__}.ByTenant"
 
-    def test_a_rule_by_user_waits_for_a_throttle_that_does_not_limit_the_user(self, settings: Any) -> None:
+    def test_a_rule_by_user_waits_for_a_throttle_that_does_not_limit_the_user(
+        self, settings: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
         at(settings, visitors=view_of(Anonymous))
         with_rules(settings, each={"rate": "1/m", "key": "user", "match": "/visitors/"})
 
         assert statuses("visitors", *"112") == [200, 429, 200]
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == [], "it was not decided late"
 
     def test_a_throttle_may_be_asked_without_a_view_of_the_framework(self) -> None:
         request: Any = RequestFactory().get("/")
