@@ -557,6 +557,15 @@ class TestAPlaceTakenWhenATaskIsPublished:
 
         assert site.worker.runs[-1].headers["traceparent"] == "00-1-2-03"
 
+    def test_its_arguments_say_who_is_limited(self, site: Site) -> None:
+        limited = site.task(name="limited", quota="10/m", key=lambda task, args, kwargs: f"{args}{kwargs['org']}")
+        for org in (1, 2, 1):
+            limited.quota_apply_async((7,), {"org": org})
+
+        site.worker.run_all()
+
+        assert site.starts == [0.0, 0.0, 6.06]
+
     def test_the_id_of_the_caller_stays(self, task: Any) -> None:
         assert task.quota_apply_async((3,), task_id="a-task").id == "a-task"
 
@@ -720,7 +729,7 @@ EITHER = r"^Task 'export' needs either quota= or quota_rule=\. Use, for example,
 )
 def test_a_wrong_option_is_an_error_when_the_task_is_made(site: Site, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(RuleError, match=problem):
-        site.task(**options).limits()  # Celery makes a task when it is first needed
+        _ = site.task(**options).name  # Celery makes a task when it is first needed
 
 
 @pytest.fixture
