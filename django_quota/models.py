@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
@@ -369,7 +368,9 @@ def next_change(using: str, removed: Collection[int] = (), *, full: bool = False
 
     `removed`: the primary keys of the overrides that the change deletes. `full`: only note that the database is full.
     """
-    transaction.on_commit(partial(_forget_changes, using), using=using, robust=True)
+    transaction.on_commit(
+        lambda: _forget_changes(using), using=using, robust=True
+    )  # Django logs the name of a function
     return OverrideChange.objects.using(using).create(at=clock.machine_now(), removed=_joined(removed), full=full).pk
 
 

@@ -91,7 +91,7 @@ class TaskLimits(NamedTuple):
     def of(cls, rule: Rule) -> TaskLimits:
         """Return the limits that follow from a rule. Raises `RuleError` if a rule needs a request."""
         check_rule(rule)
-        start = replace(rule, count_refused=False, ban=None, match=None, exclude=None)
+        start = replace(rule, count_refused=False, ban=None)
         rates = cast("tuple[Rate, ...]", rule.rates)
         if not rates or rule.shadow or not rule.block:
             return cls(start, None, None)
@@ -281,7 +281,7 @@ class QuotaTask(Task):
 
     def _eta(self, at: int) -> datetime:
         """Return when a worker should look at the task: at its moment, but before the broker delivers it again."""
-        transport = self.app.conf.broker_transport_options or {}
+        transport = self.app.conf.broker_transport_options
         longest = int(0.75 * MICROSECONDS * transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
         return EPOCH + timedelta(microseconds=min(at, now() + longest))
 
@@ -297,8 +297,8 @@ class QuotaTask(Task):
             )
 
     def _microseconds(self, moment: datetime | str) -> int:
-        """Return a moment as microseconds since 1970; without a time zone, in the app's zone, as in Celery."""
-        aware: datetime = maybe_make_aware(maybe_iso8601(moment), self.app.timezone)
+        """Return a moment as microseconds since 1970; without a time zone, in UTC, as Celery's workers read it."""
+        aware: datetime = maybe_make_aware(maybe_iso8601(moment))
         return (aware - EPOCH) // timedelta(microseconds=1)
 
 

@@ -9,10 +9,12 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.views.decorators.cache import cache_control, cache_page, never_cache
+from ninja import NinjaAPI
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_quota import Rule, concurrency, quota
+from django_quota.contrib.ninja import limits
 from django_quota.contrib.rest_framework import QuotaThrottle
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -58,7 +60,17 @@ class PublicThrottled(Throttled):
         return Response("ok", headers={"Cache-Control": "Public, max-age=60"})
 
 
+operations = NinjaAPI(urls_namespace="quota-tests-cached")
+
+
+@operations.get("")
+@limits("3/m", key="ip", name="own")
+def operation(request: HttpRequest) -> str:
+    return "ok"
+
+
 urlpatterns = [
+    path("limited-operation/", operations.urls),
     path("below/", in_cache(limited(page))),
     path("slot/", in_cache(concurrency(3, name="own", key="ip")(page))),
     path("throttle/", in_cache(Throttled.as_view())),
@@ -153,7 +165,7 @@ under_the_cache_of_the_site = pytest.mark.parametrize(
 
 
 @under_the_cache_of_the_site
-@pytest.mark.parametrize("route", ["limited", "limited-async", "limited-throttle"])
+@pytest.mark.parametrize("route", ["limited", "limited-async", "limited-throttle", "limited-operation"])
 def test_under_the_cache_of_the_site_a_limited_view_has_no_headers(
     route: str, middleware: list[str], settings: Any
 ) -> None:

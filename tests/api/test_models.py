@@ -1,6 +1,8 @@
 """The tables: what a row may say, and what the database itself refuses."""
 
-from contextlib import nullcontext
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from datetime import UTC, date, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
-from django.db import IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models import Model
 from django.template import Context, Template
@@ -23,8 +25,17 @@ from hypothesis import strategies as st
 from django_quota import check
 from django_quota.core import clock
 from django_quota.exceptions import RateError, RuleError
-from django_quota.models import DailyCounter, OverrideChange, QuotaBan, QuotaEvent, QuotaOverride, QuotaState
-from tests.support.databases import default_database, sqlite_database
+from django_quota.models import (
+    DailyCounter,
+    OverrideChange,
+    QuotaBan,
+    QuotaEvent,
+    QuotaOverride,
+    QuotaState,
+    overrides_changed,
+)
+from django_quota.testing import freeze
+from tests.support.databases import LaggingReplica, another_database, default_database, sqlite_database
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -205,6 +216,27 @@ def test_a_row_says_what_it_is_about(row: Model, said: str) -> None:
     assert str(row) == said
 
 
+Change = Callable[[Any, QuotaOverride, dict[str, Any]], object]
+
+EACH_CHANGE = pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda rows, row, using: row.save(**using), id="save"),
+        pytest.param(lambda rows, row, using: row.delete(**using), id="delete"),
+        pytest.param(lambda rows, row, using: rows.update(reason="spam"), id="update"),
+        pytest.param(lambda rows, row, using: rows.bulk_update([row], ["reason"]), id="bulk_update"),
+        pytest.param(lambda rows, row, using: rows.delete(), id="delete of a query"),
+        pytest.param(
+            lambda rows, row, using: rows.bulk_create(
+                [row], update_conflicts=True, unique_fields=["subject", "rule"], update_fields=["reason"]
+            ),
+            id="bulk_create",
+        ),
+    ],
+)
+"""Each way to change overrides: of a query, of its only row, with the database that a caller names."""
+
+
 @pytest.mark.usefixtures("database")
 class TestTheDatabase:
     def test_saving_keeps_what_cleaning_would(self) -> None:
@@ -294,6 +326,83 @@ class TestTheDatabase:
 
         assert found == ((1, {"django_quota.QuotaOverride": 1}),) * 2
 
+    @EACH_CHANGE
+    def test_a_change_asks_no_replica(self, change: Change, settings: Any) -> None:
+        override().save()
+        settings.DATABASE_ROUTERS = [LaggingReplica()]
+
+        change(QuotaOverride.objects.all(), QuotaOverride.objects.using("default").get(), {})
+
+        assert OverrideChange.objects.using("default").count() == 2
+
+    @EACH_CHANGE
+    def test_a_change_in_a_database_that_the_caller_names_is_of_that_one(
+        self, change: Change, sqlite: Any, tmp_path: Path
+    ) -> None:
+        """`other` has a row of the same key, so a change of the wrong row would be seen."""
+        override(pk=1).save()
+        heard = list[Any]()
+
+        def hear(using: str, rows: Any, removed: Any = (), **_: Any) -> None:
+            heard.append((using, [row.mode for row in rows], list(removed)))
+
+        with another_database("other", sqlite_database(Path(shutil.copy(sqlite["NAME"], tmp_path / "o.sqlite3")))):
+            override(pk=1, mode="exempt").save(using="other")
+            rows = QuotaOverride.objects.using("other")
+            overrides_changed.connect(hear)
+            change(rows.all(), override(pk=1, mode="exempt", created=NOW), {"using": "other"})
+            overrides_changed.disconnect(hear)
+
+            counts = [OverrideChange.objects.using(alias).count() for alias in ("default", "other")]
+            (heard_of,) = heard
+            assert counts == [1, 2]
+            assert heard_of in [("other", ["exempt"], []), ("other", [], [1])]
+            assert OverrideChange.objects.using("other").latest("pk").removed == " ".join(map(str, heard_of[2]))
+            assert rows.count() == len(heard_of[1])
+        assert QuotaOverride.objects.get().mode == "blocked"
+
+    def test_the_log_of_a_database_that_the_caller_names_forgets_its_old_changes(
+        self, sqlite: Any, tmp_path: Path
+    ) -> None:
+        with another_database("other", sqlite_database(Path(shutil.copy(sqlite["NAME"], tmp_path / "o.sqlite3")))):
+            row = override()
+            for _ in range(3):
+                row.save(using="other")
+            log = OverrideChange.objects.using("other")
+            log.update(at=0)
+
+            with suppress(ZeroDivisionError), transaction.atomic():  # of the default database
+                row.save(using="other")
+                raise ZeroDivisionError
+
+            assert log.count() == 2
+
+    @pytest.mark.parametrize("place", [nullcontext, transaction.atomic], ids=["by itself", "in a transaction"])
+    def test_a_change_stays_though_the_log_cannot_forget(
+        self, place: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(using: str) -> None:
+            raise DatabaseError("the disk is full")
+
+        monkeypatch.setattr("django_quota.models._forget_changes", fail)
+
+        with place():
+            override().save()
+
+        assert QuotaOverride.objects.exists()
+        assert "the disk is full" in caplog.text
+
+    def test_a_change_that_an_upsert_makes_has_its_number_on_the_row(self) -> None:
+        override(reason="old").save()
+
+        QuotaOverride.objects.bulk_create(
+            [override(reason="new")],
+            update_conflicts=True, unique_fields=["subject", "rule"], update_fields=["reason"],
+        )  # fmt: skip
+
+        row = QuotaOverride.objects.get()
+        assert (row.reason, row.change) == ("new", OverrideChange.objects.latest("pk").pk)
+
     @pytest.mark.parametrize("method", ["update", "delete"])
     def test_a_template_changes_no_row(self, method: str) -> None:
         override().save()
@@ -330,6 +439,17 @@ class TestTheDatabase:
         override().save()
 
         assert OverrideChange.objects.count() == 3, "with the newest of the old ones, so that there is always one"
+
+    def test_the_log_of_changes_follows_the_clock_of_the_machine(self) -> None:
+        """A test of a site that sets the time of its limits changes nothing for other processes."""
+        began, row = clock.machine_now(), override()
+
+        with freeze(began + 10 * clock.DAY):
+            row.save()
+            row.save()
+
+        moments = OverrideChange.objects.values_list("at", flat=True)
+        assert [began <= at <= clock.machine_now() for at in moments] == [True, True]
 
     @pytest.mark.parametrize(
         "subject", ["user:ann+shop@example.org", f"user:{'+' * 150}", "ip:2001:DB8::7", "user:*", "*"]

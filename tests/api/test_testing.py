@@ -609,6 +609,14 @@ def test_limits_apply_again_after_a_block_without_them_failed(kit: QuotaKit) -> 
     assert [bool(check("1/m", "user:1")) for _ in range(2)] == [True, False]
 
 
+def test_a_block_without_limits_in_another_one_leaves_that_without_limits(kit: QuotaKit) -> None:
+    with kit.off():
+        with kit.off():
+            pass
+
+        assert check("0/m", "user:1")
+
+
 def test_counts_stay_as_they_are_in_a_block_without_limits(kit: QuotaKit) -> None:
     with kit.off():
         check("5/m", "user:1")

@@ -158,6 +158,12 @@ def visitors(request: HttpRequest) -> str:
     return "ok"
 
 
+@throttled.get("/mixed", throttle=AnonRateThrottle("9/m"))
+@limits("1/m", key="ip", name="mixed")
+def mixed(request: HttpRequest) -> str:
+    return "ok"
+
+
 @throttled.get("/tenants", throttle=ByTenant("1/m"))
 def tenants(request: HttpRequest) -> str:
     return "ok"

@@ -23,7 +23,7 @@ from django.contrib.auth import aauthenticate, aget_user, authenticate, get_user
 from django.contrib.auth.backends import BaseBackend
 from django.contrib.auth.forms import UsernameField
 from django.contrib.auth.models import User
-from django.contrib.auth.signals import user_login_failed
+from django.contrib.auth.signals import user_logged_in, user_login_failed
 from django.contrib.auth.tokens import default_token_generator
 from django.contrib.auth.views import LoginView
 from django.core.checks import run_checks
@@ -55,6 +55,7 @@ from tests.support.commands import PATIENCE
 from tests.support.outages import no_answer
 from tests.support.pages import marked, run_page
 from tests.support.steps import SECOND, START
+from tests.support.stores import spy
 
 OURS = "django_quota.contrib.auth.LoginQuotaBackend"
 MODEL = "django.contrib.auth.backends.ModelBackend"
@@ -217,8 +218,10 @@ class TestGuesses:
     def test_without_a_request_the_limit_by_name_applies(self) -> None:
         with freeze(START):
             assert not any(authenticate(username="ann", password="guess") for _ in range(100))
-            with pytest.raises(QuotaExceeded, match="login-username"):
+            with pytest.raises(QuotaExceeded, match="login-username") as refused:
                 authenticate(username="ann", password=PASSWORD)
+
+        assert not isinstance(refused.value, LoginRefused), "no form waits for an error"
 
     def test_without_a_request_no_limit_by_address_applies(self) -> None:
         with freeze(START):
@@ -558,6 +561,24 @@ class TestSeveralBackends:
 
         assert request.session["_auth_user_backend"] == MODEL
 
+    def test_a_login_by_the_name_of_another_backend_stays_that_of_the_caller(self, settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByPhone", MODEL]
+        request = visit()
+        request.session = Client().session
+        user: Any = authenticate(request, phone="+49 1", password=PASSWORD)
+
+        login(request, user, backend=MODEL)
+
+        assert request.session["_auth_user_backend"] == MODEL
+
+    def test_a_login_without_a_session_is_signalled_as_any_other(self) -> None:
+        """Packages of tokens send the signal, too."""
+        user = authenticate(visit(), username="ann", password=PASSWORD)
+
+        results = user_logged_in.send(User, request=visit(), user=user)
+
+        assert [result for _, result in results if result is not None] == []
+
     def test_a_new_user_without_the_name_of_a_backend_is_an_error(self) -> None:
         request, user = visit(), User.objects.create_user("new", password=PASSWORD)
         request.session = Client().session
@@ -787,6 +808,21 @@ class Captcha(LoginQuotaBackend):
     """Stands for the backend of the page."""
 
 
+class AlwaysAsking(LoginQuotaBackend):
+    """A backend for which each attempt needs a CAPTCHA."""
+
+    def needs_captcha(self, request: HttpRequest, decision: Any) -> bool:
+        return True
+
+
+@memory
+@pytest.mark.parametrize("log_in", [authenticate, async_to_sync(aauthenticate)], ids=["sync", "async"])
+def test_code_without_a_request_needs_no_captcha(log_in: Any, settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [f"{HERE}.AlwaysAsking", MODEL]
+
+    assert log_in(username="ann", password=PASSWORD).username == "ann"
+
+
 class TestTheCaptchaOfThePage:
     """Above three guesses the page asks for a CAPTCHA; three guesses later it refuses."""
 
@@ -816,6 +852,13 @@ class TestTheCaptchaOfThePage:
 
     def test_a_page_that_cannot_ask_for_it_refuses(self, site: Client) -> None:
         assert send(site, "/async/", PASSWORD).status_code == 429
+
+    @pytest.mark.parametrize("url", [URL, "/async/"], ids=["sync", "async"])
+    def test_an_attempt_without_it_does_not_count(self, url: str, site: Client) -> None:
+        for _ in range(4):
+            send(site, url, PASSWORD)
+
+        assert send(site, self.URL, PASSWORD, captcha="seven").status_code == 302
 
     def test_the_right_password_gets_in_with_it(self, site: Client) -> None:
         assert send(site, self.URL, PASSWORD, captcha="seven").status_code == 302
@@ -1017,6 +1060,19 @@ class TestWhileRedisIsAway:
             assert [attempt() for _ in range(3)] == expected
 
         assert len(hashed) == expected.count("wrong")
+
+    def test_the_right_password_asks_the_store_once(
+        self, ann: User, settings: Any, guess: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing was taken, so nothing has to be given back: that would wait for the store once more."""
+        settings.QUOTA = {**settings.QUOTA, "LOGIN": {**self.LIMITS, "on_unavailable": "allow"}}
+        asked: list[object] = []
+
+        with no_answer():
+            spy(monkeypatch, before=asked.append, background=False)
+            assert guess(PASSWORD) == "in"
+
+        assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,13 @@ from django_quota import Decision, Rule, check, peek
 from django_quota.contrib import celery as integration
 from django_quota.contrib.celery import PLACE_HEADER, QuotaTask, TaskRefused, TaskWouldExpire
 from django_quota.exceptions import RuleError
+from django_quota.features.usage.days import recent_usage
 from django_quota.metrics import observe, unobserve
 from django_quota.operating.activity import running_totals
 from django_quota.testing import clear
 from tests.support.celery_worker import SECOND, Clock, Worker, in_memory_app
 from tests.support.inputs import inputs
+from tests.support.overridden import override
 from tests.support.pages import marked
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -100,6 +102,11 @@ def site(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         ({"quota": Rule.make("quotas", "10/m; 12/h")}, (1, 2, 3), [(1, 0.0), (2, 6.06), (3, 12.12)]),
         # Waiting is no refusal that leads to a ban, or that counts.
         ({"quota": Rule.make("strict", "10/m", ban={"after": "1/m", "for": "1h"})}, (1, 2), [(1, 0.0), (2, 6.06)]),
+        (
+            {"quota": Rule.make("strict", "2/d", ban={"after": "1/d", "for": "7d"})},
+            (1, 2, 3, 4),
+            [(1, 0.0), (2, 0.0), (3, 86_400.0), (4, 90_763.2)],
+        ),
         ({"quota": Rule.make("strict", "2/d", count_refused=True)}, (1, 2, 3), [(1, 0.0), (2, 0.0), (3, 86_400.0)]),
         # A rule that refuses nothing lets all start.
         ({"quota": Rule.make("soft", "1/m", block=False)}, (1, 2), [(1, 0.0), (2, 0.0)]),
@@ -153,6 +160,24 @@ def test_a_task_counts_its_cost_and_a_free_one_counts_nothing(site: Site) -> Non
     site.run(site.task(quota="10/m", cost=lambda task, args, kwargs: args[0]), 0, 1, 1)
 
     assert peek(Rule.make("export", "10/m"), "global").used == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"quota": "10/m"}, id="a task"),
+        pytest.param({"quota": "10/m", "cost": 0}, id="a free one"),
+        pytest.param({"quota": "10/d"}, id="one of a quota"),
+        pytest.param({"quota": "10/d", "cost": 0}, id="a free one of a quota"),
+        pytest.param({"quota": Rule.make("export", None)}, id="one without a limit"),
+    ],
+)
+def test_a_task_of_a_blocked_subject_waits_until_the_block_ends(site: Site, options: dict[str, Any]) -> None:
+    override(f"b 0 {site.clock.now + 3_600 * SECOND} -", "export", "org:7")
+
+    starts = site.run(site.task(key="org:7", **options), 1)
+
+    assert starts == [3_600.0]
 
 
 def test_another_base_of_the_task_hears_that_it_starts(site: Site) -> None:
@@ -213,6 +238,27 @@ def test_observers_hear_of_a_task_when_it_starts(heard: list[Decision], four_tas
     assert [decision.rule for decision in heard] == ["export"] * 4 + ["none"]
 
 
+@pytest.mark.parametrize("rate", ["10/m", "2/d"], ids=["spaced", "a quota"])
+def test_the_usage_of_a_day_counts_a_task_once(rate: str, site: Site) -> None:
+    site.run(site.task(quota=Rule.make("export", rate, daily=True), key="org:7"), 1, 2, 3)
+
+    counts = [count for rules in recent_usage("org:7").values() for name, count in rules.items()]
+
+    assert sum(count.units for count in counts) == 3
+
+
+def test_a_task_that_is_published_during_an_outage_takes_its_place_afterwards(site: Site, settings: Any) -> None:
+    task, here = site.task(quota="10/m"), settings.QUOTA
+    settings.QUOTA = {}  # they lead to no server
+    for number in (1, 2):
+        task.quota_apply_async((number,))
+
+    settings.QUOTA = here
+    site.worker.run_all()
+
+    assert site.starts == [0.0, 6.06]
+
+
 @pytest.mark.usefixtures("four_tasks_that_start")
 def test_a_place_takes_no_hit_of_its_own() -> None:
     assert peek(Rule.make("export", "10/m"), "org:7").used == 4
@@ -253,6 +299,18 @@ def test_a_message_that_is_published_again_says_what_it_said_before(site: Site) 
     assert json.loads(after.body) == json.loads(before.body)
     said = ("priority", "correlation_id", "reply_to")
     assert {name: after.properties[name] for name in said} == {name: before.properties[name] for name in said}
+
+
+def test_a_task_that_finds_the_queue_full_when_it_is_published_takes_a_place_when_it_comes(site: Site) -> None:
+    task = site.task(quota=Rule.make("short", "10/m", algorithm="leaky_bucket", burst=2))
+    for number in (1, 2, 3):
+        task.quota_apply_async((number,))
+
+    site.worker.run_all()
+
+    assert site.starts == [0.0, 6.06, 12.12]
+    places = [run.headers[PLACE_HEADER]["at"] for run in site.worker.runs]
+    assert [place and place - site.clock.begin for place in places] == [0, 6_060_000, None, 12_120_000]
 
 
 def test_a_task_that_finds_the_queue_full_takes_a_place_when_it_comes_again(site: Site) -> None:
@@ -411,6 +469,12 @@ class TestAQuota:
         assert starts[3:] == [DAY, DAY + 2_908.8]  # ten times the pace of the quota, and a hundredth slower
 
     @pytest.mark.usefixtures("starts")
+    def test_the_rest_is_refused_once(self) -> None:
+        (quota,) = running_totals().rules
+
+        assert (quota.allowed, quota.refused) == (5, 2)
+
+    @pytest.mark.usefixtures("starts")
     def test_the_rest_waits_in_long_steps(self, site: Site) -> None:
         assert len(site.worker.runs) < 5 + 2 * 8  # each waits in steps of four and a half hours
 
@@ -493,6 +557,15 @@ class TestAPlaceTakenWhenATaskIsPublished:
 
         assert site.worker.runs[-1].headers["traceparent"] == "00-1-2-03"
 
+    def test_its_arguments_say_who_is_limited(self, site: Site) -> None:
+        limited = site.task(name="limited", quota="10/m", key=lambda task, args, kwargs: f"{args}{kwargs['org']}")
+        for org in (1, 2, 1):
+            limited.quota_apply_async((7,), {"org": org})
+
+        site.worker.run_all()
+
+        assert site.starts == [0.0, 0.0, 6.06]
+
     def test_the_id_of_the_caller_stays(self, task: Any) -> None:
         assert task.quota_apply_async((3,), task_id="a-task").id == "a-task"
 
@@ -513,7 +586,7 @@ class TestAPlaceTakenWhenATaskIsPublished:
     def test_a_task_is_published_if_it_expires_after_its_turn(self, publish_third: Any) -> None:
         assert publish_third(12.13) == "third"
 
-    @pytest.mark.parametrize("seconds", [12.12, 12], ids=["at its turn", "before its turn"])
+    @pytest.mark.parametrize("seconds", [12.12, 12, 0], ids=["at its turn", "before its turn", "at once"])
     def test_a_task_that_expires_before_it_could_start_is_not_published(
         self, seconds: float, publish_third: Any
     ) -> None:
@@ -544,6 +617,39 @@ class TestAPlaceTakenWhenATaskIsPublished:
         site.worker.run_all()
 
         assert [round(start) for start in sorted(site.starts[3:])] == [30, 72, 100]
+
+    @pytest.mark.parametrize(
+        "later",
+        [
+            pytest.param(lambda now: {"countdown": 60}, id="a countdown"),
+            pytest.param(lambda now: {"eta": now + timedelta(seconds=60)}, id="an eta"),
+        ],
+    )
+    def test_a_task_that_could_start_at_once_waits_for_the_moment_of_the_caller(self, later: Any, site: Site) -> None:
+        now = datetime.fromtimestamp(site.clock.begin / SECOND, UTC)
+
+        site.task(name="first", quota="10/m").quota_apply_async((1,), **later(now))
+
+        assert site.worker.run_all() == 1, "it is not published again"
+        assert site.starts == [60.0]
+
+    def test_a_moment_without_a_zone_is_in_utc_as_for_a_worker(self, site: Site) -> None:
+        site.app.conf.timezone = "Asia/Tokyo"
+        later = datetime.fromtimestamp(site.clock.begin / SECOND, UTC) + timedelta(seconds=60)
+
+        site.task(name="first", quota="10/m").quota_apply_async((1,), eta=later.replace(tzinfo=None))
+        site.worker.run_all()
+
+        assert site.starts == [60.0]
+
+    def test_a_retry_that_is_published_with_a_place_takes_no_second_one(self, site: Site) -> None:
+        limited = site.task(name="limited", quota="10/m")
+        for number in (1, 2):
+            limited.quota_apply_async((number,), retries=1)
+
+        site.worker.run_all()
+
+        assert site.starts == [0.0, 6.06]
 
 
 @pytest.mark.parametrize(
@@ -623,14 +729,14 @@ EITHER = r"^Task 'export' needs either quota= or quota_rule=\. Use, for example,
 )
 def test_a_wrong_option_is_an_error_when_the_task_is_made(site: Site, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(RuleError, match=problem):
-        site.task(**options).limits()  # Celery makes a task when it is first needed
+        _ = site.task(**options).name  # Celery makes a task when it is first needed
 
 
 @pytest.fixture
 def tasks_of_rules(site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tasks: the settings have the rule of one of them."""
+    """Three tasks: the settings have the rule of one of them."""
     settings.QUOTA = {"STORE": "memory", "RULES": {"exports": "10/m"}}
-    for name in ("exports", "exprots"):
+    for name in ("exprots", "exports", "exportz"):
         site.task(name=name, quota_rule=name)
     monkeypatch.setattr(integration, "current_app", site.app)
 
@@ -641,9 +747,10 @@ def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs() -> N
 
     assert [(each.msg, each.hint) for each in found] == [
         (
-            "Task 'exprots' has quota_rule='exprots'. There is no rule 'exprots' in QUOTA[\"RULES\"].",
+            f'Task {name!r} has quota_rule={name!r}. There is no rule {name!r} in QUOTA["RULES"].',
             "Did you mean 'exports'?",
         )
+        for name in ("exprots", "exportz")
     ]
 
 

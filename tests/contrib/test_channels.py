@@ -160,6 +160,20 @@ async def test_handshakes_of_a_rule_count_by_its_own_key(settings: Any) -> None:
     assert await answers(by_device(**phone), by_device(**phone), by_device()) == ["accept", "close", "accept"]
 
 
+@pytest.mark.parametrize("event", ["connect", "receive"])
+@in_a_loop
+async def test_a_rule_of_the_settings_holds_as_they_are_now(event: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"sockets": "9/m"}}
+    application = QuotaSocket(echo, **{event: "sockets"})  # type: ignore[arg-type]
+
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"sockets": "0/m"}}
+    client = Client(application)
+    client.events.put_nowait({"type": "websocket.receive", "text": "hello"})
+
+    await client.task
+    assert "websocket.close" in [client.got.get_nowait()["type"] for _ in range(client.got.qsize())]
+
+
 @in_a_loop
 async def test_handshakes_may_count_by_the_network_of_the_address() -> None:
     limited = partial(Client, QuotaSocket(echo, connect="1/m", key="ip/24"))
@@ -467,6 +481,11 @@ async def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) ->
             {"receive": Rule.make("r", "1/m", count_when=lambda response: True)},
             "Rule 'r' has settle= or count_when=, but a socket has no response to ask them about.",
             id="count_when",
+        ),
+        pytest.param(
+            {"connect": Rule.make("c", "1/m", settle=lambda request, response: 1)},
+            "Rule 'c' has settle= or count_when=, but a socket has no response to ask them about.",
+            id="settle",
         ),
         pytest.param(
             {"at_once": 0},

@@ -191,6 +191,12 @@ class TestDecisions:
 
         assert limited_of(both, 2) == [False, True]
 
+    def test_a_limit_that_is_not_reached_leaves_what_an_earlier_one_found(self) -> None:
+        inner = ratelimit(key="ip", rate="2/m", group="hard")(ok)
+        both = ratelimit(key="ip", rate="1/h", group="soft", block=False)(inner)
+
+        assert limited_of(both, 2) == [False, True]
+
     def test_a_decorator_that_does_not_block_leaves_the_refusal_to_one_that_does(self) -> None:
         both = ratelimit(key="ip", rate="2/m", group="hard")(soft(rate="1/h"))
         limited_of(both, 2)
@@ -204,6 +210,17 @@ class TestDecisions:
         found = [is_ratelimited(stand_in, group="bare", key="ip", rate="2/m", increment=True) for _ in range(3)]
 
         assert found == [False, False, True]
+
+    @pytest.mark.parametrize("key", ["ip", "user", "header:x-key"])
+    def test_a_request_that_wraps_djangos_counts_by_that(self, key: str) -> None:
+        request = get(HTTP_X_KEY="k")
+        request.user = User(pk=7)
+        wrapped = SimpleNamespace(_request=request, method="GET")
+
+        found = [is_ratelimited(wrapped, group="wrapped", key=key, rate="1/m", increment=True) for _ in range(2)]
+
+        assert found == [False, True]
+        assert is_ratelimited(request, group="wrapped", key=key, rate="1/m")
 
 
 class TestUsage:
@@ -326,7 +343,7 @@ class TestWhoIsLimited:
 
         assert peek("2/m", "user:7", name="shop DELETE+PATCH+POST+PUT 2/m", algorithm="fixed_window").remaining == 1
 
-    @pytest.mark.parametrize("key", ["header:x-key", "get:q"])
+    @pytest.mark.parametrize("key", ["header:x-key", "get:q", "get:q.1"])
     class TestFields:
         def test_requests_without_the_field_count_by_address(self, key: str) -> None:
             view = soft(key=key)
@@ -338,7 +355,7 @@ class TestWhoIsLimited:
             view = soft(key=key)
             limited_of(view, 1)
 
-            found = limited_of(view, 2, HTTP_X_KEY="k", QUERY_STRING="q=1")
+            found = limited_of(view, 2, HTTP_X_KEY="k", QUERY_STRING="q=1&q.1=1")
 
             assert found == [False, True]
 
@@ -397,7 +414,7 @@ class TestWhoIsLimited:
     @pytest.mark.parametrize(
         ("key", "known"),
         [
-            ("ip", "ip/24,64"), ("header:x-key", "header:x-key"), (of_the_group, "user_or_ip"),
+            ("ip", "ip/24,64"), ("header:x-key", "header:x-key"), ("get:q.1", "get:q.1"), (of_the_group, "user_or_ip"),
             (f"{__name__}.of_the_group", "user_or_ip"),
         ],
     )  # fmt: skip
@@ -407,6 +424,15 @@ class TestWhoIsLimited:
 
         assert rule is not None
         assert rule.key == known
+
+    def test_the_mask_of_django_ratelimit_precedes_ours(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "IPV4_PREFIX": 24}
+        settings.RATELIMIT_IPV4_MASK = 32
+
+        rule = rule_of_group(GroupLimit("g", "ip", "1/m"), "1/m")
+
+        assert rule is not None
+        assert rule.key == "ip/32,64"
 
     def test_a_limit_by_address_is_one_of_ours_without_a_mask(self) -> None:
         rule = rule_of_group(GroupLimit("g", "ip", "1/m"), "1/m")
@@ -506,7 +532,9 @@ class TestWithoutTheStore:
 
         assert usage == {"count": 0, "limit": 0, "should_limit": True, "time_left": -1}
 
-    def test_a_look_is_not_limited(self) -> None:
+    @pytest.mark.parametrize("fails_open", [False, True])
+    def test_a_look_is_not_limited(self, fails_open: bool, settings: Any) -> None:
+        settings.RATELIMIT_FAIL_OPEN = fails_open
         limit: Any = self.LIMIT
 
         with no_answer():
@@ -616,6 +644,7 @@ class TestChecks:
                 {"key": None}, "@ratelimit has no key. Use, for example, key='ip' or key='user_or_ip'.", id="no key"
             ),
             pytest.param({"key": "ipp"}, "key='ipp' is not a key. Did you mean 'ip'?", id="an unknown key"),
+            pytest.param({"key": "nowhere.key"}, "key='nowhere.key'", id="the path of no function"),
             pytest.param(
                 {"rate": "often"}, "'often' is not a rate. Use, for example, '5/m', '100/h' or (5, 60).", id="no rate"
             ),

@@ -1,7 +1,9 @@
 """Limits on the operations of Django Ninja, with the real package: sync and async, and its throttles."""
 
+import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Any, Optional
 
@@ -23,6 +25,7 @@ from django_quota.testing import freeze
 from tests.contrib import ninja_site
 from tests.contrib.ninja_site import ByTenant
 from tests.support.calls import calls_of, fetch
+from tests.support.outages import no_answer
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -114,6 +117,32 @@ class TestCallers:
     @pytest.mark.parametrize("token", ["wrong", None], ids=["a wrong token", "no token"])
     def test_a_request_that_fails_authentication_does_not_count(self, name: str, token: str | None) -> None:
         assert statuses(f"/api/{name}", token, token, token) == [401, 401, 401]
+
+
+@pytest.mark.usefixtures("with_middleware")
+@pytest.mark.parametrize("name", ["above", "below", "async"])
+@pytest.mark.parametrize(("on_unavailable", "status"), [("deny", 503), ("allow", 200)])
+def test_without_the_store_the_setting_says_whether_an_operation_answers(
+    on_unavailable: str, status: int, name: str, settings: Any
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": on_unavailable}
+
+    with no_answer():
+        reply = get(f"/api/{name}", "ann")
+
+    assert (reply.status_code, reply.get("Retry-After")) == (status, "1" if status == 503 else None)
+
+
+@pytest.mark.parametrize(("on_unavailable", "status"), [("deny", 429), ("allow", 200)])
+def test_without_the_store_the_setting_says_whether_a_throttle_refuses(
+    on_unavailable: str, status: int, settings: Any
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": on_unavailable}
+
+    with no_answer():
+        reply = get("/throttled/anonymous")
+
+    assert (reply.status_code, reply.get("Retry-After")) == (status, "1" if status == 429 else None)
 
 
 def test_the_view_of_limits_shows_each_caller_their_own(settings: Any) -> None:
@@ -355,10 +384,31 @@ class TestThrottles:
 
         assert 0 < int(refused["Retry-After"]) <= 60
 
+    def test_a_refusal_waits_for_the_oldest_hit_alone(self) -> None:
+        replies = []
+        for seconds in (0, 50, 55):
+            with freeze(NOON + timedelta(seconds=seconds)):
+                replies.append(get("/throttled/again", "ann"))
+
+        assert [reply.status_code for reply in replies] == [200, 200, 429]
+        assert replies[2]["Retry-After"] == "5"
+
+    @pytest.mark.usefixtures("with_middleware")
+    def test_a_refusal_by_limits_shows_the_throttle_before_them(self) -> None:
+        _, refused = [get("/throttled/mixed") for _ in range(2)]
+
+        assert refused.status_code == 429
+        assert refused["RateLimit-Policy"] == '"9-60";q=9;w=60, "mixed";q=1;w=60'
+
     def test_a_key_of_its_own_tells_who_is_limited(self) -> None:
         found = [get("/throttled/tenants", **{"X-Tenant": name}).status_code for name in ("a", "a", "b")]
 
         assert found == [200, 429, 200]
+
+    def test_what_a_key_returns_is_stored_as_a_digest(self) -> None:
+        reply = get("/throttled/tenants", **{"X-Tenant": "secret"})
+
+        assert re.fullmatch("throttle:[0-9a-f]{32}", reply.wsgi_request.quota.outcomes[0].subject)
 
     def test_a_key_of_none_limits_nobody(self) -> None:
         assert statuses("/throttled/tenants", None, None) == [200, 200]
@@ -550,6 +600,22 @@ def test_e035_is_found_of_the_method_of_a_class(settings: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("is_partial", [False, True], ids=["a name that only type checkers know", "no function"])
+def test_e035_an_authentication_that_cannot_be_read_hides_no_other_one(is_partial: bool, settings: Any) -> None:
+    def by_name(request: Any) -> Any: ...
+
+    def by_claims(request: Any) -> Claims:
+        return Claims("ann")
+
+    by_name.__annotations__["return"] = "OnlyForTypeCheckers"
+    unreadable = partial(by_name) if is_partial else by_name
+    both = api_with(limits("1/m"), f"unreadable-{is_partial}", auth=[unreadable, by_claims])
+
+    (found,) = findings(settings, "E035", both)
+
+    assert ".by_claims returns Claims, which identifies nobody." in found.msg
+
+
 def test_e035_is_found_for_one_of_two_limits(settings: Any) -> None:
     def authenticate(request: HttpRequest) -> dict[str, Any]:
         return {}
@@ -566,9 +632,15 @@ class TestNamesOfRules:
         assert name in known_rules()
 
     def test_e024_a_name_that_no_rule_has(self, settings: Any) -> None:
-        misspelt = api_with(lambda search: limits(rule="serch")(limits(rule="search")(search)), "misspelt")
+        names = ("serch", "search", "searhc")
+        misspelt = api_with(
+            lambda search: reduce(lambda limited, name: limits(rule=name)(limited), reversed(names), search), "misspelt"
+        )
 
-        (found,) = findings(settings, "E024", misspelt)
+        found = findings(settings, "E024", misspelt)
 
-        assert found.msg == f"@limits(rule='serch') on {__name__}.api_with.<locals>.search names an unknown rule."
-        assert "'search'?" in found.hint
+        assert [each.msg for each in found] == [
+            f"@limits(rule={name!r}) on {__name__}.api_with.<locals>.search names an unknown rule."
+            for name in ("serch", "searhc")
+        ]
+        assert all("'search'?" in each.hint for each in found)

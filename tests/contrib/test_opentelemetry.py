@@ -159,6 +159,15 @@ def test_the_bounds_of_the_histogram_suit_checks(meters: Meters) -> None:
     assert meters.points("quota.check.duration", "explicit_bounds") == {("search", "allowed"): BUCKETS}
 
 
+def test_a_check_that_takes_no_time_is_one_too(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (limiter, metrics):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: 1_000_000_000)
+
+    check("3/m", "user:1", name="search")
+
+    assert meters.points("quota.check.duration", "sum") == {("search", "allowed"): 0.0}
+
+
 def test_the_bounds_of_the_histogram_rise_from_a_refusal_from_memory_to_four_timeouts() -> None:
     """No bucket is wider than the decades around it: 5 to 10, 10 to 25, 25 to 50."""
     steps = [above / below for below, above in pairwise(BUCKETS)]

@@ -343,6 +343,18 @@ def test_without_redis_all_but_the_state_of_the_store_is_left_out() -> None:
     assert samples() == {("quota_store_up",): 0}
 
 
+def test_without_redis_the_command_prints_the_state_of_the_store() -> None:
+    call_command("quota_metrics", stdout=(text := StringIO()))
+
+    assert samples(text.getvalue()) == {("quota_store_up",): 0}
+
+
+def test_without_redis_the_view_answers_with_the_state_of_the_store(client: Client) -> None:
+    reply = client.get("/metrics/", headers={"Authorization": f"Bearer {TOKEN}"})
+
+    assert (reply.status_code, samples(reply.content.decode())) == (200, {("quota_store_up",): 0})
+
+
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 

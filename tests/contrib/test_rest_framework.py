@@ -30,7 +30,7 @@ from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_quota import Rule, check, concurrency, limits_of, peek, quota, slot
+from django_quota import Rule, check, check_all, concurrency, counter, limits_of, peek, quota, slot
 from django_quota.contrib.rest_framework import (
     AnonRateThrottle,
     QuotaThrottle,
@@ -38,6 +38,7 @@ from django_quota.contrib.rest_framework import (
     ScopedRateThrottle,
     SimpleRateThrottle,
     UserRateThrottle,
+    detail_response,
     with_quota_rules,
 )
 from django_quota.contrib.rest_framework.spectacular import AutoSchema
@@ -426,6 +427,18 @@ class TestSlots:
         assert peek("search", "user:1").remaining == 2
 
     @pytest.mark.parametrize("way", WAYS)
+    def test_a_refusal_by_a_rule_asks_for_no_slot(
+        self, way: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        running(settings, Limited, way, quota_rules=("search",))
+        statuses("running", "1", "1")
+        calls = calls_of(monkeypatch)
+
+        assert statuses("running", "1") == [429]
+
+        assert len(calls) == 1
+
+    @pytest.mark.parametrize("way", WAYS)
     def test_who_is_not_let_in_takes_none(self, way: str, settings: Any) -> None:
         running(settings, MembersOnly, way)
 
@@ -571,11 +584,14 @@ class TestTheFrameworksThrottles:
 
         assert request.quota.rule == f"{__name__}.ByTenant"
 
-    def test_a_rule_by_user_waits_for_a_throttle_that_does_not_limit_the_user(self, settings: Any) -> None:
+    def test_a_rule_by_user_waits_for_a_throttle_that_does_not_limit_the_user(
+        self, settings: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
         at(settings, visitors=view_of(Anonymous))
         with_rules(settings, each={"rate": "1/m", "key": "user", "match": "/visitors/"})
 
         assert statuses("visitors", *"112") == [200, 429, 200]
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == [], "it was not decided late"
 
     def test_a_throttle_may_be_asked_without_a_view_of_the_framework(self) -> None:
         request: Any = RequestFactory().get("/")
@@ -765,6 +781,24 @@ class TestAnswers:
 
         assert (refused.status_code, "Slow down." in str(refused.data)) == (400, True)
 
+    def test_the_exception_handler_gets_a_kind_of_throttled_that_the_view_raises(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class TooFast(exceptions.Throttled):
+            """An error of the site."""
+
+        def throttled(self: Any, request: Any, wait: float | None) -> None:
+            raise TooFast(wait)
+
+        def handler(error: Exception, context: Any) -> Any:
+            return Response({"error": type(error).__name__}, status=429)
+
+        monkeypatch.setattr(APIView, "get_exception_handler", lambda self: handler)
+
+        *_, refused = called(view_of(Burst, throttled=throttled), times=4)
+
+        assert refused.data == {"error": "TooFast"}
+
     @pytest.mark.parametrize("throttle", [QuotaThrottle, Burst])
     def test_without_the_store_a_rule_that_denies_is_a_503(self, throttle: Any, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
@@ -773,6 +807,15 @@ class TestAnswers:
         assert (reply.status_code, reply.headers["Retry-After"]) == (503, "1")
         assert reply.data["detail"] == "This cannot be served right now. Please try again shortly."
         assert reply.data["detail"].code == "unavailable"
+
+    def test_without_the_store_a_503_waits_for_no_other_throttle(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
+        later = type("Later", (BaseThrottle,), {"allow_request": lambda *_: False, "wait": lambda _: 60.0})
+
+        with no_answer():
+            (reply,) = called(view_of(QuotaThrottle, later, quota_rules=["search"]))
+
+        assert (reply.status_code, reply.headers["Retry-After"]) == (503, "1")
 
     @pytest.mark.usefixtures("with_middleware")
     @pytest.mark.parametrize("kind", [Response, HttpResponse], ids=["of the framework", "of Django"])
@@ -849,6 +892,25 @@ class TestTheFormatOfRefusals:
 
     def test_leaves_other_errors_to_the_framework(self) -> None:
         assert ask("members", "wrong").json() == {"detail": "Invalid token."}
+
+    def test_leaves_refusals_of_other_throttles_to_the_framework(self, settings: Any) -> None:
+        at(settings, closed=view_of(type("Never", (BaseThrottle,), {"allow_request": lambda *_: False})))
+
+        reply = ask("closed")
+
+        assert (reply.status_code, reply.json()) == (429, {"detail": "Request was throttled."})
+
+
+@pytest.mark.parametrize("status", [429, 402])
+def test_the_detail_without_enough_credits_has_the_status_of_the_settings(status: int, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "CREDITS_STATUS": status}
+    decision = check_all([(counter("credits"), "org:7", 5)])
+
+    reply = detail_response(RequestFactory().get("/"), decision)
+
+    assert reply is not None
+    assert reply.status_code == status
+    assert json.loads(reply.content)["detail"].startswith("This request needs 5 credits, and 0 are left.")
 
 
 def test_a_view_whose_throttled_has_words_of_its_own_keeps_them() -> None:
@@ -1017,11 +1079,11 @@ class TestChecks:
 
     def test_e016_a_name_of_no_rule(self, settings: Any) -> None:
         wrong = view_of(QuotaThrottle, quota_rules=["serch"])
-        function = function_of(*LIMITED, with_quota_rules("fone"))
+        function = function_of(*LIMITED, with_quota_rules("fone", "form", "fon"))
         action = Things.as_view({"get": "list"}, quota_rules="adress")
         found = findings(settings, wrong, view_of(QuotaThrottle, throttle_scope="scop"), function, action)
         assert ids(found) == ["E016"]
-        assert [re.findall(r"'(\w+)'", each.msg)[0] for each in found] == ["serch", "scop", "fone", "adress"]
+        assert [re.findall(r"'(\w+)'", each.msg)[0] for each in found] == ["serch", "scop", "fone", "fon", "adress"]
         place = r"quota_rules of tests\.contrib\.test_rest_framework\.View"
         with pytest.raises(RuleError, match=rf"^{place}: There is no rule 'serch' in .* Did you mean 'search'\?$"):
             called(wrong)
@@ -1098,6 +1160,18 @@ class TestChecks:
 
         assert ids(findings(settings, view, each={"rate": rate})) == []
 
+    def test_slots_that_cannot_be_read_are_found_alone(self, settings: Any) -> None:
+        wrong = Exports.as_view(quota_slots="3", throttle_classes=())
+
+        assert ids(findings(settings, wrong)) == ["E031"]
+
+    def test_all_that_a_view_says_wrongly_is_found(self, settings: Any) -> None:
+        wrong = {"quota_rules": ["serch"], "throttle_scope": "scop", "quota_cost": 0, "quota_slots": 0}
+
+        found = findings(settings, view_of(Burst, QuotaThrottle, **wrong))
+
+        assert ids(found) == ["E016", "E031", "E034", "W018"]
+
     @pytest.mark.parametrize(
         "view",
         [
@@ -1147,18 +1221,29 @@ class TestChecks:
 
 
 def test_rules_of_views_are_known_to_those_who_look_them_up(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong rule and a wrong rate hide none of those after them."""
+    wrong = type("Wrong", (UserRateThrottle,), {"rate": "often"})
+    named = ["serch", "search", Rule.make("own", "5/m", key="user")]
     views = [
-        view_of(QuotaThrottle, Burst, AnonRateThrottle, quota_rules=["search", Rule.make("own", "5/m", key="user")]),
+        view_of(QuotaThrottle, wrong, Burst, AnonRateThrottle, quota_rules=named),
         view_of(ScopedRateThrottle, throttle_scope="twice"),
         view_of(QuotaThrottle, ScopedRateThrottle),
+        view_of(QuotaThrottle, throttle_scope="thrice"),
+        view_of(QuotaThrottle, Sustained, throttle_scope="scope"),
     ]
-    monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"twice": "2/m", "anon": None})
+    monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"twice": "2/m", "thrice": "3/m", "anon": None})
     findings(settings, *views)
 
     found: dict[str, Any] = known_rules()
 
     known = {name: str(rule.rates[0]) for name, rule in found.items() if name not in RULES}
-    assert known == {"own": "5/m", "rest_framework.burst": "3/m", "rest_framework.twice": "2/m"}
+    assert known == {
+        "own": "5/m",
+        "rest_framework.burst": "3/m",
+        "rest_framework.twice": "2/m",
+        "rest_framework.thrice": "3/m",
+        "rest_framework.sustained": "9/d",
+    }
 
 
 @pytest.mark.parametrize(
@@ -1250,6 +1335,11 @@ def test_a_limited_operation_of_the_schema_has_a_429_with_headers() -> None:
         },
         "content": {"application/json": {"schema": body}},
     }
+
+
+@pytest.mark.parametrize("throttle", [Burst, Anonymous, ScopedRateThrottle])
+def test_an_operation_with_any_throttle_of_ours_has_a_429_in_the_schema(throttle: Any) -> None:
+    assert "429" in responses_of_schema(type("Any", (Limited,), {"throttle_classes": (throttle,)}))
 
 
 def test_an_operation_with_a_throttle_of_another_package_has_a_429_too() -> None:

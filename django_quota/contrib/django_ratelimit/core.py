@@ -172,7 +172,7 @@ def rule_of_group(limit: GroupLimit, rate: Any) -> Rule | None:
         return None
     # django-ratelimit fails closed unless RATELIMIT_FAIL_OPEN is set.
     on_unavailable: OnUnavailable = "allow" if getattr(settings, "RATELIMIT_FAIL_OPEN", False) else "deny"
-    key = limit.key if isinstance(limit.key, str) and "." not in limit.key else "user_or_ip"  # a function of theirs
+    key = limit.key if isinstance(limit.key, str) and not _is_function(limit.key) else "user_or_ip"
     if key == "ip" and masks() != own_prefixes():  # so the admin and the commands know the networks
         key = "ip/{},{}".format(*masks())
     return _rule(limit.group, limit.methods or (), read_rate(rate), key, limit.block, on_unavailable)
@@ -220,7 +220,7 @@ def _subject(request: Any, limit: GroupLimit) -> str:
     """Return the subject of a request. What a request does not have falls back to its address."""
     key = limit.key
     check_key(key)
-    if callable(key) or (":" not in key and "." in key):
+    if _is_function(key):
         value = (key if callable(key) else import_string(key))(limit.group, request)
         return f"ratelimit:{digest(str(value))}"  # what a function returns may be a secret
     bare: Any = django_request(request) or request
@@ -228,6 +228,11 @@ def _subject(request: Any, limit: GroupLimit) -> str:
     if key in ("user", "user_or_ip") and getattr(user, "is_authenticated", False):
         return user_subject(user)
     return address_subject(bare) if key in ("ip", "user", "user_or_ip") else str(run_sync(subject_flow(key, bare)))
+
+
+def _is_function(key: Any) -> bool:
+    """Say whether a key is a function `(group, request)`, or the dotted path of one. `get:user.name` is a field."""
+    return callable(key) or (":" not in key and "." in key)
 
 
 def check_key(key: Any) -> None:

@@ -31,8 +31,9 @@ ThrottleRule = Rule | tuple[Rule, str]
 class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
     """A throttle refuses: 429, or 503 if the store did not answer and the rule says `on_unavailable="deny"`.
 
-    The exception handler of the project gets it like any `Throttled`. `decision` has the limit, and `detail` says which
-    it is, and when to try again.
+    A refusal by a counter that holds too little has the status of `CREDITS_STATUS`. The exception handler of the
+    project gets it like any `Throttled`. `decision` has the limit, and `detail` says which it is, and when to try
+    again.
     """
 
     def __init__(self, decision: Decision, wait: float | None = None) -> None:
@@ -40,8 +41,8 @@ class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
         exceptions.Throttled.__init__(self, wait)
         details = adapters.refusal_details(decision)
         code = self.default_code
+        self.status_code = int(details.status)
         if details.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            self.status_code = int(details.status)
             self.wait = details.wait
             code = "unavailable"
         self.detail = exceptions.ErrorDetail(details.message, code)
