@@ -190,7 +190,7 @@ def test_a_limiter_that_is_closed_sends_nothing() -> None:
 
 def test_a_limiter_that_is_closed_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class WithTables(MemoryStore):
-        database = Mock()
+        database: Any = Mock()
 
     with closing(Limiter(WithTables())) as limiter:
         cleaning = limiter.stores.first.cleaning
