@@ -185,7 +185,7 @@ def test_a_limiter_that_is_closed_sends_nothing() -> None:
     with patch.object(MemoryStore, "run", autospec=True) as asked:
         flusher.flush()
 
-    assert [each for each in asked.mock_calls if each.args[0] is store] == []
+    assert [each for each in asked.call_args_list if each.args[0] is store] == []
 
 
 def test_a_limiter_that_is_closed_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_a_limiter_that_is_closed_does_not_report_the_process_alive() -> None:
     with patch.object(Shared, "run", autospec=True) as asked:
         flusher.flush()
 
-    assert [each for each in asked.mock_calls if each.args[0] is store] == []
+    assert [each for each in asked.call_args_list if each.args[0] is store] == []
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
