@@ -22,7 +22,6 @@ from django_quota.core.matching import Match
 from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rates import Rate, RateChange, parse_override_rates, parse_rates, validate_cost
 from django_quota.core.rule_options import (
-    MIN_LEASE,
     MIN_LEASES_PER_WINDOW,
     MIN_SHARE,
     OPTION,
@@ -63,7 +62,7 @@ MAX_ARGUMENT = 80
 """How many characters of an argument a rule's name shows; of a longer argument it shows only the type."""
 
 DEFAULT_LEASES_PER_WINDOW = 50
-"""How many times longer the shortest window of a rule is than the lease of `prefetch=True`."""
+"""How many times longer the shortest window of a rule is than the lease of `prefetch=True`: at least `MIN_LEASE`."""
 
 MAX_DEFAULT_LEASE = 10 * SECOND
 """The longest lease of `prefetch=True`, in microseconds: a longer one saves next to nothing."""
@@ -412,7 +411,7 @@ class Rule:
             return 0
         if self.prefetch is not True:
             return int(self.prefetch * SECOND)
-        return min(max(_shortest(self.rates) // DEFAULT_LEASES_PER_WINDOW, MIN_LEASE), MAX_DEFAULT_LEASE)
+        return min(_shortest(self.rates) // DEFAULT_LEASES_PER_WINDOW, MAX_DEFAULT_LEASE)
 
     @cached_property
     def settles(self) -> bool:

@@ -62,7 +62,7 @@ def test_a_look_asks_for_one_unit_and_reads_no_body() -> None:
         Rule.make("devices", "9/m", key="ip", distinct="post:device"),
     ]
 
-    assert asked(*rules, *by_body, is_peek=True) == [("plain", ADDRESS, 1, ""), ("work", ADDRESS, 1, "")]
+    assert asked(*by_body, *rules, *by_body, is_peek=True) == [("plain", ADDRESS, 1, ""), ("work", ADDRESS, 1, "")]
 
 
 def test_a_request_from_an_exempt_network_asks_for_nothing(settings: Any) -> None:

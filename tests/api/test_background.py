@@ -192,6 +192,19 @@ def test_a_round_that_fails_is_repeated_though_nobody_wakes_it(thread: Backgroun
     assert not thread.is_woken
 
 
+def test_what_wakes_it_during_a_round_makes_another_one(thread: Background, elapsed: Clock) -> None:
+    thread.add(job := counting())
+    job.flush.side_effect = lambda: thread.wake() if job.flush.call_count == 1 else None
+    thread.wake()
+    wait_until(lambda: job.flush.call_count == 1)
+    passes(thread)
+
+    elapsed.now += 1.0
+    passes(thread)
+
+    assert job.flush.call_count == 2
+
+
 def test_waking_it_again_before_the_round_signals_nothing(thread: Background, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread, "_signal", signal := Mock(return_value=True))
 

@@ -79,6 +79,15 @@ def test_the_keys_are_known_of_rules_of_requests_alone() -> None:
     assert {name: list(map(str, keys)) for name, keys in found.items()} == {"search": ["ip"], "viewed": ["user"]}
 
 
+def test_the_keys_are_known_of_a_rule_for_paths_and_without_what_a_rule_counts(settings: Any) -> None:
+    devices = {"rate": "9/d", "key": "user", "distinct": "header:X-Device"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"paths": {"rate": "9/m", "match": "/api/"}, "devices": devices}}
+
+    found = known.known_keys()
+
+    assert (found["paths"], found["devices"]) == (["ip"], ["user"])
+
+
 def test_clients_count_by_addresses_and_by_the_networks_of_the_rules(settings: Any) -> None:
     nets = {"fours": {"rate": "9/m", "key": "ip/16"}, "both": {"rate": "9/m", "key": "ip/24,48"}}
     settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, **nets}}
@@ -110,6 +119,12 @@ def test_a_subject_in_the_place_of_a_rule_is_named(given: str) -> None:
         f"'{given}' is a subject, not a rule or a rate. Calls take the rule first, then the subject: "
         "check('10/m', 'user:42')."
     )
+
+
+@pytest.mark.parametrize(("given", "kind"), [(5, "int"), (["10/m"], "list")], ids=["a number", "a list"])
+def test_a_value_in_the_place_of_a_rule_that_is_not_a_string_is_an_error_of_the_rate(given: Any, kind: str) -> None:
+    with pytest.raises(RateError, match=f"is not a rate: it is {kind}, not a string"):
+        known_rule(given)
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest_name() -> None:

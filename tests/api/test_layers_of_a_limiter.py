@@ -25,6 +25,7 @@ from django_quota.limiting.registry import clear_memory, counting_stores, force_
 from django_quota.limiting.stores import Cleaning
 from django_quota.metrics import observe, unobserve
 from django_quota.operating.activity import running_totals
+from django_quota.runtime import runtime
 from django_quota.signals import refused
 from django_quota.stores.memory import MemoryStore
 from django_quota.testing import freeze
@@ -119,6 +120,22 @@ def test_the_counts_of_a_process_are_shared_once_the_second_store_is_used(two: A
     assert (before, limiter.stores.is_shared) == (False, True)
 
 
+def test_two_threads_that_need_the_second_store_at_once_open_it_once() -> None:
+    opened, faster = Mock(side_effect=MemoryStore), []
+    with closing(Limiter(MemoryStore(), opened)) as limiter, pytest.MonkeyPatch.context() as patched:
+
+        @contextmanager
+        def after_another_thread() -> Iterator[None]:
+            patched.undo()
+            faster.append(limiter.stores.counting_in(database=True))
+            yield
+
+        patched.setattr(runtime, "changing", after_another_thread())
+        found = limiter.stores.counting_in(database=True)
+
+    assert ([found], opened.call_count) == (faster, 1)
+
+
 @pytest.mark.usefixtures("a_rule_of_the_database")
 def test_without_a_second_store_rules_of_the_database_count_in_the_first_in_one_call(
     monkeypatch: pytest.MonkeyPatch,
@@ -168,7 +185,22 @@ def test_a_limiter_that_is_closed_sends_nothing() -> None:
     with patch.object(MemoryStore, "run", autospec=True) as asked:
         flusher.flush()
 
-    assert [each for each in asked.mock_calls if each.args[0] is store] == []
+    assert [each for each in asked.call_args_list if each.args[0] is store] == []
+
+
+def test_a_limiter_that_is_closed_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithTables(MemoryStore):
+        database: Any = Mock()
+
+    with closing(Limiter(WithTables())) as limiter:
+        cleaning = limiter.stores.first.cleaning
+    assert cleaning is not None
+    monkeypatch.setattr(cleaning, "_next", 0.0)
+
+    with patch.object(stores, "delete_expired", return_value=[0]) as deleted:
+        flusher.flush()
+
+    assert not deleted.called
 
 
 class Shared(MemoryStore):
@@ -189,7 +221,7 @@ def test_a_limiter_that_is_closed_does_not_report_the_process_alive() -> None:
     with patch.object(Shared, "run", autospec=True) as asked:
         flusher.flush()
 
-    assert [each for each in asked.mock_calls if each.args[0] is store] == []
+    assert [each for each in asked.call_args_list if each.args[0] is store] == []
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

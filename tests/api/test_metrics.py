@@ -346,6 +346,17 @@ def test_the_metrics_leave_out_who_is_exempt_if_a_block_refuses_the_request() ->
     assert checks_of_today() == {"seen": (0, 1, 0)}
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_the_metrics_leave_out_who_is_exempt_if_no_store_decides_the_request() -> None:
+    override("x 0 0 ", "seen", SUBJECT)
+
+    with no_answer():
+        check_all([("9/m", SUBJECT), (Rule.make("seen", "2/m"), SUBJECT)])
+
+    flusher.flush()
+    assert checks_of_today() == {}
+
+
 @pytest.mark.usefixtures("memory_store", "overridden")
 def test_a_free_request_of_a_blocked_subject_is_in_no_metrics() -> None:
     request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")

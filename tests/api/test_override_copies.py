@@ -17,6 +17,7 @@ from unittest.mock import patch
 import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, connection, connections, transaction
+from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
@@ -463,6 +464,17 @@ def test_what_changes_in_the_database_that_a_router_names_holds_at_once(routed: 
     assert admits()
 
 
+def test_what_a_test_case_undoes_does_not_hold_though_it_has_run_the_hooks_of_the_commit(watch: Watch) -> None:
+    with transaction.atomic():
+        with TestCase.captureOnCommitCallbacks(execute=True):
+            block()
+        during = admits()
+        transaction.set_rollback(True)
+
+    assert (during, admits()) == (False, True)
+
+
+@pytest.mark.parametrize("model", ["quotaoverride", "subject"], ids=["the model", "a proxy of the admin"])
 @pytest.mark.parametrize(
     ("place", "seconds"),
     [
@@ -471,11 +483,12 @@ def test_what_changes_in_the_database_that_a_router_names_holds_at_once(routed: 
     ],
 )
 def test_what_a_fixture_loads_holds(
-    place: Any, seconds: float, watch: Watch, the_clock_stands: QuotaKit, tmp_path: Path, settings: Any
+    place: Any, seconds: float, model: str, watch: Watch, the_clock_stands: QuotaKit, tmp_path: Path, settings: Any
 ) -> None:
     settings.USE_TZ = False  # the moments are those of the settings
     row, file = block(expires=the_clock_stands.now.replace(tzinfo=None) + timedelta(hours=1)), tmp_path / "rows.json"
     call_command("dumpdata", "django_quota.QuotaOverride", output=str(file), verbosity=0)
+    file.write_text(file.read_text().replace("django_quota.quotaoverride", f"django_quota.{model}"))
     QuotaOverride.objects.filter(pk=row.pk).update(subject="ip:192.0.2.2")
     assert (admits(), admits("ip:192.0.2.2")) == (True, False)
 

@@ -540,6 +540,22 @@ def test_an_error_of_a_refresh_that_is_not_awaited_any_more_changes_nothing(
     assert read_once.problem == ""
 
 
+def test_what_a_refresh_reads_that_is_not_awaited_any_more_is_not_used(
+    read_once: OverrideCopy, table: Table, clock: Clock, reader: Reader
+) -> None:
+    clock.now += copies.REFRESH_AFTER
+    decide(read_once)
+
+    def forget_and_read(work: Callable[[], None]) -> None:
+        read_once.clear()
+        work()
+
+    with patch.object(table, "read", forget_and_read):
+        reader.work()
+
+    assert blocked(read_once) == []
+
+
 # --- without a connection ---------------------------------------------------------------------------------------------
 
 

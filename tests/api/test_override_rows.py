@@ -448,6 +448,19 @@ def test_another_alias_has_another_connection_even_with_the_same_settings(
         assert in_a_thread(used) == [False, False, True]
 
 
+def test_a_connection_that_cannot_even_be_closed_is_replaced(reader: ReaderConnection) -> None:
+    def used() -> bool:
+        reader.use("default")
+        first = connections["default"]
+        with patch.object(first, "close", side_effect=DatabaseError("it is broken")):
+            reader.close()
+        first.close()
+        reader.use("default")
+        return connections["default"] is not first
+
+    assert in_a_thread(used)
+
+
 def test_a_database_that_cannot_be_reached_is_said_to_give_no_connection(
     tmp_path: Path, reader: ReaderConnection
 ) -> None:

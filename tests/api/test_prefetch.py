@@ -281,12 +281,13 @@ class TestAPlan:
             decision = check(HOT, SUBJECT, 17)
             assert (decision.approximate, decision.remaining) == (False, 975)
 
-    def test_asks_for_an_estimate(self) -> None:
+    @pytest.mark.parametrize("before", [8, 50], ids=["a share with room", "a share that is nearly spent"])
+    def test_asks_for_an_estimate(self, before: int) -> None:
         with freeze(START):
-            allowed(50)
+            allowed(before)
             with reserve(HOT, SUBJECT, 10) as hold:
-                assert hold.decision.remaining == 940
-                assert hold.settle(3).remaining == 947
+                assert (hold.decision.approximate, hold.decision.remaining) == (False, 1_000 - before - 10)
+                assert hold.settle(3).remaining == 1_000 - before - 3
 
     def test_gives_a_spent_hit_back_if_the_request_is_refused_after_all(self) -> None:
         limiter = get_limiter()

@@ -45,8 +45,8 @@ def of_batch() -> Decision:
     return [check(rule, "global", tier="batch") for _ in range(6)][-1]
 
 
-def blocked() -> Decision:
-    override(f"b 0 {START + 86_400 * SECOND} -", "search", "user:8")
+def blocked(ends: int = START + 86_400 * SECOND) -> Decision:
+    override(f"b 0 {ends} -", "search", "user:8")
     return limited("10/m", 1, subject="user:8")
 
 
@@ -123,6 +123,11 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
         blocked,
         "Access is blocked. Please try again in 24 hours.",
         "Rule 'search' refuses user:8, blocked by an operator; try again in 1 day.",
+    ),
+    "block for good": (
+        lambda: blocked(ends=0),
+        f"Access is blocked. {NO_TIME}",
+        "Rule 'search' refuses user:8, blocked by an operator; waiting does not help.",
     ),
     "a rate of 0": (
         lambda: limited("0/m", 1),

@@ -105,6 +105,19 @@ def test_a_refused_hit_is_admitted_from_the_end_of_its_wait_on(early: int, algor
     assert limit.run().allowed is (early == 0)
 
 
+@pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window"])
+@pytest.mark.parametrize(("rate", "left"), [("3/m", 1), ("300/m", 298)], ids=["each hit", "slices"])
+def test_a_hit_counts_for_its_whole_window_though_the_clock_steps_back(rate: str, left: int, algorithm: str) -> None:
+    limit = Spec(rate, algorithm)
+    limit.run()
+
+    limit.now -= 10 * SECOND
+    limit.run()
+
+    limit.now = START + MINUTE - 1
+    assert limit.run("peek").remaining == left
+
+
 MOST_USED = 10**15
 """The highest count, in units or in microseconds: sums of it stay exact in Lua's numbers."""
 
@@ -486,15 +499,17 @@ def test_periods_are_those_of_the_clocks_that_people_have(
     ids=["of the calendar", "of a subject"],
 )
 def test_a_moment_outside_the_periods_that_a_caller_sends_is_reported(
-    options: dict[str, Any], outside: list[str]
+    places: Places, options: dict[str, Any], outside: list[str]
 ) -> None:
-    limit = Rule.make("rule", "1/month", algorithm="calendar", **options).limits[0]
-    p = limit.parameters(moment("2026-11-21T12:00+00:00"))
+    rule, sent = Rule.make("rule", "1/month", algorithm="calendar", **options), moment("2026-11-21T12:00+00:00")
+    limit, peek = rule.limits[0], Question([Ask(rule, "ip:203.0.113.9", 1)]).operation(sent, "peek")
+    p = limit.parameters(sent)
     moments = {
         "before": p.a - 1, "the first": p.a, "the last": p.b - 1, "in the next": p.b, "after the next": max(p.c, p.d),
     }  # fmt: skip
 
     assert [name for name, now in moments.items() if limit.algorithm.is_outside(p, now)] == outside
+    assert [name for name, now in moments.items() if places.run(peek, now)[1] == RETRY_WITH] == outside
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "calendar"])

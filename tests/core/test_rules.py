@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from enum import IntEnum
-from functools import partial
+from functools import cache, partial
 from ipaddress import ip_network
 from typing import Any
 from unittest.mock import Mock
@@ -401,6 +401,7 @@ def test_the_error_for_a_wrong_option_says_how_to_correct_it(options: dict[str, 
         ("burst", True, "is not a whole number."),
         ("tz", 5, "is not a string."),
         ("starts", "2026-01-31", STARTS),
+        ("starts", datetime(2026, 1, 31, tzinfo=UTC), STARTS),
         ("count_refused", "no", "is not True or False."),
         ("block", 0, "is not True or False."),
         ("shadow", None, "is not True or False."),
@@ -789,6 +790,7 @@ def test_a_tier_is_noted_where_the_subject_does_not_tell_it(options: Any, notes:
     ("warn_at", "thousandths"),
     [
         (0.8, (800,)), (0.57, (570,)), (1, (1_000,)), (0.0019, (1,)), ([0.9, 0.5, 0.9], (500, 900)), (None, ()),
+        (0.1 + 0.7, (800,)),
     ],
     ids=str,
 )  # fmt: skip
@@ -1140,6 +1142,7 @@ OF_HERE = "tests.core.test_rules"
         pytest.param(Asked().method, f"{OF_HERE}.Asked.method", id="a method"),
         pytest.param(renamed(), "shop.views.outer.search", id="a renamed class"),
         pytest.param(len, "builtins.len", id="a built-in"),
+        pytest.param(cache(lambda request: 1), f"{OF_HERE}.<lambda>", id="a cached lambda, which has no line"),
         pytest.param(partial(named), f"{OF_HERE}.named()", id="a partial"),
         pytest.param(
             partial(named, 5, None, "a", True, unit="m"),
@@ -1366,6 +1369,20 @@ def test_an_override_changes_the_rates_of_a_rule_or_replaces_them(text: str, lim
     rule = Rule.make("r", "10/s", "5000/d", "500/h")
 
     assert sorted(str(limit.rate) for limit in rule.under(text).limits) == sorted(limits)
+
+
+def test_an_override_adds_units_to_the_longest_window_though_a_shorter_one_has_more() -> None:
+    rule = Rule.make("r", "100/s", "50/h")
+
+    assert [str(limit.rate) for limit in rule.under("+7").limits] == ["100/s", "57/h"]
+
+
+def test_an_override_leaves_each_tier_its_share() -> None:
+    rule = Rule.make("r", "10/m", tier=lambda request: "batch", share={"critical": 1.0, "batch": 0.5})
+
+    tiers = rule.under("40/m").tiers
+
+    assert {name: of_tier.limits[0].capacity for name, of_tier in tiers.items()} == {"critical": 40, "batch": 20}
 
 
 @pytest.mark.parametrize("text", ["x1001", "x0", f"+{MAX_COUNT + 1}", "+0", "x", "+", "x2 +7", "+7x2"])
