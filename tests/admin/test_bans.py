@@ -374,6 +374,22 @@ class TestSearch:
         assert part not in operator("view_ban").get(PAGE).content.decode()
 
 
+@pytest.mark.usefixtures("listing_store")
+@pytest.mark.parametrize(
+    ("rule", "subject"),
+    [pytest.param("login", "é" * 200, id="a subject"), pytest.param("é" * 200, "user:7", id="a rule")],
+)
+def test_a_ban_with_a_name_too_long_to_keep_is_not_offered_to_be_lifted(rule: str, subject: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {rule: OPTIONS}}
+    ban(rule, subject, "10m")
+    client = superuser()
+
+    assert offered(client) == []
+    assert "of this list" not in client.get(PAGE).content.decode()
+    answer = client.post(f"{PAGE}lift/", {"all": "1"}, follow=True)
+    assert messages_of(answer) == [("warning", "Select the bans to lift.")]
+
+
 @pytest.mark.usefixtures("redis_cache")
 class TestHiddenValues:
     """Of bans of a failed login and of a header, whose values are kept as digests."""
