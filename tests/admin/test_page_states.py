@@ -24,6 +24,7 @@ from tests.admin.markup import faults_of, hints_of
 from tests.admin.operators import operator, superuser
 from tests.admin.rows import BEGIN, END, override
 from tests.admin.texts import NO_ANSWER, below_search, html_of, lines_of, said
+from tests.support.databases import OwnReplicaLags
 from tests.support.steps import START
 
 API: dict[str, Any] = {"rate": "10/m; 500/h", "key": "ip"}
@@ -1866,3 +1867,44 @@ OF_NAME = quote(NAME)
 )
 def test_the_markup_of_a_page_is_sound(client: Client, url: str, form: dict[str, Any]) -> None:
     assert faults_of(html_of(client, url, **form)) == []
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(database: Any, rules: None, settings: Any) -> None:
+    """A block, another rate for everybody, and counts of a day were saved; a replica has none of them yet."""
+    override("user:8", reason="spam")
+    override("*", "api", "rate", rate="20/m", reason="busy")
+    used("user:8")
+    settings.DATABASE_ROUTERS = [OwnReplicaLags()]
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        pytest.param("ban/", "spam", id="bans"),
+        pytest.param("subject/?subject=user:8", "spam", id="a subject"),
+        pytest.param("quotaoverride/rule/?name=api", "busy", id="a rule"),
+        pytest.param("dailycounter/usage/?subject=user:8", "1,200", id="usage"),
+    ],
+)
+def test_a_page_shows_what_was_saved_though_a_replica_lags(client: Client, url: str, words: str) -> None:
+    assert words in " ".join(said(client, url))
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        pytest.param("clear", {}, id="clear an override"),
+        pytest.param("block", {"span": "1d", "reason": "more spam"}, id="block"),
+        pytest.param("exempt", {"span": "1d", "reason": ""}, id="exempt"),
+    ],
+)
+def test_an_action_is_done_though_a_replica_lags(client: Client, name: str, given: dict[str, str]) -> None:
+    form = {"subject": "user:8", "on": "*", "confirmed": "yes", **given}
+
+    assert client.post(f"/admin/django_quota/subject/action/{name}/", form).status_code == 302

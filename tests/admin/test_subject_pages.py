@@ -1045,6 +1045,15 @@ class TestActions:
 
         assert [bool(peek(each, SUBJECT, cost=0)) for each in ("login", "other")] == admitted
 
+    @pytest.mark.parametrize("rule", ["api:v2", "two words", "50%", "größer"])
+    def test_a_lift_ends_the_ban_of_a_rule_with_any_name(self, rule: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {rule: LOGIN}}
+        ban(rule, SUBJECT, "10m")
+
+        act(superuser(), "lift", rule)
+
+        assert peek(rule, SUBJECT, cost=0)
+
     def test_clearing_an_override_leaves_that_of_another_rule(self) -> None:
         override(rule="login")
         override(rule="search")
