@@ -866,6 +866,17 @@ def test_the_page_of_a_subject_has_its_overrides_without_the_store(client: Clien
     ]
 
 
+def test_the_page_of_a_subject_does_not_say_that_no_rule_counts_it_where_one_cannot_be_read(
+    client: Client, settings: Any
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"broken": {"rate": "often"}}}
+
+    assert below_search(said(client, "subject/?subject=org:7"))[:2] == [
+        "{subject=org:7} Right now",
+        "No limit on this page refuses the next hit.",
+    ]
+
+
 def test_the_page_of_nobody_says_how_to_write_a_subject(client: Client) -> None:
     assert below_search(said(client, "subject/?subject=nobody")) == [
         (
@@ -1289,12 +1300,13 @@ def test_the_overview_says_that_the_store_does_not_answer(client: Client) -> Non
 
 
 def test_the_overview_names_users_and_counts_floods(client: Client) -> None:
-    User.objects.create_user("ann", pk=7)
+    for pk, name in ((7, "ann"), (8, "bob")):
+        User.objects.create_user(name, pk=pk)
     with freeze(START):
         for number in range(6):
             check("0/m", f"ip:192.0.2.{number}", name="flood of many")
             check("0/m", "user:7", name="flood of one")
-        slot("export", 1, subject="user:7").acquire()
+        slot("export", 1, subject="user:8").acquire()
 
     assert said(client, "overview/content/")[10:] == [
         "Nov. 21, 2025, UTC",
@@ -1327,7 +1339,7 @@ def test_the_overview_names_users_and_counts_floods(client: Client) -> None:
         "Slots and locks",
         "Used recently, fullest first",
         "Slot | Held",
-        "export ann (user:7) [subject/?subject=user%3A7] | 1 of 1 full",
+        "export bob (user:8) [subject/?subject=user%3A8] | 1 of 1 full",
         "The store",
         "The memory store: each process counts by itself. This page shows the process that answered.",
     ]
