@@ -191,7 +191,7 @@ def _found(request: HttpRequest, wanted: BanFilter, found: BanList, recent: Rece
     for each in page:
         if isinstance(each, ActiveBan):
             event, status = began.get((each.subject, each.rule, each.until)), in_force.get((each.subject, each.rule))
-            value = json.dumps([each.subject, each.rule]) if may_lift and None not in (each.subject, each.rule) else ""
+            value = json.dumps([each.subject, each.rule]) if may_lift and _is_named(each) else ""
             rows.append({"ban": each, "event": event, "level": status.level if status else 0, "value": value})
         else:
             value = json.dumps([each.subject, each.rule, True]) if may_clear else ""
@@ -216,7 +216,7 @@ def _found(request: HttpRequest, wanted: BanFilter, found: BanList, recent: Rece
         "names": names_among(request, [*wanted.subjects, *subjects, *users]),
         "query": _query(wanted) or "?",
         "may_set": Block.is_allowed(request.user),
-        "liftable": len(found.bans) * may_lift + listed.number * may_clear,
+        "liftable": sum(map(_is_named, found.bans)) * may_lift + listed.number * may_clear,
         "is_memory": not get_limiter().store.is_shared,
         "has_events": bool(current().events),
         "nothing_is_limited": nothing_is_limited(),
@@ -291,6 +291,11 @@ def _all_blocks(wanted: BanFilter) -> QuotaOverrideQuerySet:
     return rows.order_by("-pk")
 
 
+def _is_named(ban: ActiveBan) -> bool:
+    """Return whether the names of the subject and the rule are kept, which it takes to lift the ban."""
+    return ban.subject is not None and ban.rule is not None
+
+
 class ChosenBan(NamedTuple):
     """A ban to lift."""
 
@@ -323,8 +328,8 @@ def _chosen(request: HttpRequest, wanted: BanFilter) -> list[ChosenBan]:
         blocks = [
             ChosenBan(*pair, is_block=True) for pair in _blocks(wanted).values_list("subject", "rule")[:MOST_BANS]
         ]
-        named = [(ban.subject, ban.rule) for ban in bans]
-        return [*blocks, *(ChosenBan(*pair) for pair in named if None not in pair)]  # type: ignore[arg-type]
+        named = [(ban.subject, ban.rule) for ban in bans if _is_named(ban)]
+        return [*blocks, *(ChosenBan(*pair) for pair in named)]  # type: ignore[arg-type]
     try:
         pairs = json.loads(request.POST.get("bans") or f"[{','.join(request.POST.getlist('ban'))}]")
         return [

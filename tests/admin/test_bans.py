@@ -15,6 +15,7 @@ from django.test import Client
 
 from django_quota import ban, check, peek, unban
 from django_quota.admin import bans as page_of_bans
+from django_quota.core.errors import StoreUnavailable
 from django_quota.features import bans as service
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.lookup import parse_subject_input
@@ -153,6 +154,14 @@ class TestLifting:
 
         assert "None of these bans was in force any more." in lift(superuser(), pair(ann))
 
+    @pytest.mark.parametrize("rule", ["api:v2", "two words", "50%", "größer"])
+    def test_a_ban_of_a_rule_with_any_name_can_be_lifted(self, rule: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {rule: OPTIONS}}
+        ban(rule, SUBJECT, "10m")
+
+        assert "1 ban was lifted." in lift(superuser(), pair(SUBJECT, rule))
+        assert peek(rule, SUBJECT)
+
     def test_a_lift_is_logged_once_for_the_subject(self, ann: str) -> None:
         lift(superuser(), pair(ann), pair(ann, "search"))
 
@@ -166,7 +175,10 @@ class TestLifting:
 
         assert not LogEntry.objects.exists()
 
-    @pytest.mark.parametrize("bans", ["[", "7", "[7]", '[["a"]]', "[[null, null]]"])
+    @pytest.mark.parametrize(
+        "bans",
+        ["[", "7", "[7]", '[["a"]]', "[[null, null]]", pytest.param("[" * 100_000, id="brackets without an end")],
+    )
     def test_a_form_that_names_no_ban_is_refused(self, bans: str) -> None:
         answer = superuser().post(f"{PAGE}lift/", {"bans": bans, "confirmed": "yes"}, follow=True)
 
@@ -247,11 +259,28 @@ class TestManyBans:
     def test_a_page_has_the_next_to_end(self, number: int, numbers: list[int]) -> None:
         assert subjects(superuser(), p=number, rule="login") == [f"ip:192.0.2.{each}" for each in numbers]
 
-    def test_a_page_leads_to_the_next_one_of_the_same_search(self) -> None:
-        page = superuser().get(f"{PAGE}?p=2&rule=login").content.decode()
+    @pytest.mark.parametrize(
+        ("query", "link"),
+        [
+            pytest.param("p=2&rule=login", "?rule=login&amp;p={}", id="a search"),
+            pytest.param("p=2", "?&amp;p={}", id="all bans"),
+        ],
+    )
+    def test_a_page_leads_to_those_beside_it_of_the_same_search(self, query: str, link: str) -> None:
+        page = superuser().get(f"{PAGE}?{query}").content.decode()
 
         assert "Page 2 of 3" in page
-        assert 'href="?rule=login&amp;p=3"' in page
+        assert f'<a href="{link.format(1)}">Previous</a>' in page
+        assert f'<a href="{link.format(3)}">Next</a>' in page
+
+    def test_a_row_names_who_set_a_ban_before_those_of_the_history(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(page_of_bans, "PER_PAGE", 1)
+        ban("login", SUBJECT, 60, by=User.objects.create_user("ann"))
+        ban("login", "user:7", 700)
+
+        (row,) = shown(superuser())
+
+        assert (row[0], row[5]) == (SUBJECT, "by ann")
 
     @pytest.mark.usefixtures("room_for_one")
     def test_of_more_bans_than_are_listed_the_first_to_end_are_shown(self) -> None:
@@ -331,6 +360,22 @@ class TestSubjectTooLongToKeep:
         assert 'type="checkbox"' not in superuser().get(PAGE).content.decode()
 
 
+@pytest.mark.usefixtures("listing_store")
+@pytest.mark.parametrize(
+    ("rule", "subject"),
+    [pytest.param("login", "é" * 200, id="a subject"), pytest.param("é" * 200, "user:7", id="a rule")],
+)
+def test_a_ban_with_a_name_too_long_to_keep_is_not_offered_to_be_lifted(rule: str, subject: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {rule: OPTIONS}}
+    ban(rule, subject, "10m")
+    client = superuser()
+
+    assert offered(client) == []
+    assert "of this list" not in client.get(PAGE).content.decode()
+    answer = client.post(f"{PAGE}lift/", {"all": "1"}, follow=True)
+    assert messages_of(answer) == [("warning", "Select the bans to lift.")]
+
+
 @pytest.mark.usefixtures("redis_cache")
 class TestSearch:
     @pytest.fixture(autouse=True)
@@ -351,6 +396,7 @@ class TestSearch:
             pytest.param("198.51.100.8", "", ["annika"], id="one part of a subject"),
             pytest.param("113", "", ["address"], id="a part of an address"),
             pytest.param("", "login", ["anna", "address"], id="a rule"),
+            pytest.param(" ", "", ["anna", "annika", "address"], id="a blank"),
         ],
     )
     def test_a_search_finds_bans(self, text: str, rule: str, banned: list[str], anna: str) -> None:
@@ -367,6 +413,11 @@ class TestSearch:
 
         assert f"<span>user:{User.objects.get(username='anna').pk}</span>" in page
         assert "anna" not in page
+
+    def test_the_question_before_a_lift_names_users(self, anna: str) -> None:
+        question = superuser().post(f"{PAGE}lift/", {"all": "1", "rule": "login"}).content.decode()
+
+        assert f">{anna}</a>, login" in question
 
     @pytest.mark.parametrize("part", ['type="checkbox"', "?name=login"], ids=["lifting", "links to rules"])
     def test_what_needs_a_permission_is_hidden_without_it(self, part: str) -> None:
@@ -599,6 +650,23 @@ def block(subject: str = SUBJECT, **given: Any) -> QuotaOverride:
     return QuotaOverride.objects.create(subject=subject, mode="blocked", **given)
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_the_page_lists_the_blocks_where_the_store_stops_answering_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_bans(named: Any) -> Any:
+        if list(named):
+            raise StoreUnavailable("gone")
+        return 0, {}
+
+    ban("login", "user:7", "10m")
+    block()
+    monkeypatch.setattr(page_of_bans, "read_bans", read_bans)
+
+    page = superuser().get(PAGE).content.decode()
+
+    assert "The bans cannot be read now." in page
+    assert [row[0] for row in words_of(page, "Bans in force")] == [SUBJECT]
+
+
 @pytest.mark.usefixtures("memory_store")
 class TestHistoryOfBlocks:
     def test_it_has_bans_of_rules_beside_blocks_with_the_newest_first(self) -> None:
@@ -621,6 +689,19 @@ class TestHistoryOfBlocks:
 
         (row,) = shown(superuser(), "History")
         assert row[4:] == ["Block", "spam (by root)", state]
+
+    def test_the_user_of_a_block_that_has_ended_is_named(self) -> None:
+        ann = f"user:{User.objects.create_user('ann').pk}"
+        block(ann, expires=datetime(2025, 12, 4, tzinfo=UTC))
+
+        assert subjects(superuser(), "History") == [f"ann ({ann})"]
+
+    def test_a_user_without_a_ban_is_named_as_the_one_whose_bans_are_shown(self) -> None:
+        ann = f"user:{User.objects.create_user('ann').pk}"
+
+        page = superuser().get(PAGE, {"subject": ann}).content.decode()
+
+        assert f">ann ({ann})</a>" in page
 
     def test_it_is_as_long_as_a_page(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(page_of_bans, "PER_PAGE", 2)
@@ -909,3 +990,13 @@ def test_the_list_says_why_code_set_a_ban(rules: None, redis_cache: Any) -> None
     (row,) = shown(superuser())
 
     assert row[5] == "too fast (by the watchdog)"
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_ban_has_the_reason_of_its_own_event_beside_that_of_an_earlier_ban() -> None:
+    ban("login", SUBJECT, "10m", reason="too fast")
+    ban("login", SUBJECT, "20m", reason="far too fast")
+
+    (row,) = shown(superuser(), subject=SUBJECT)
+
+    assert row[5] == "far too fast"

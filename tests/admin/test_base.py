@@ -15,7 +15,7 @@ from django_quota import check
 from django_quota.admin.base import admin_url, hidden_names_hint, labelled, lockout_of, names_among
 from django_quota.admin.users import links_of
 from django_quota.models import QuotaOverride
-from tests.admin.operators import superuser
+from tests.admin.operators import operator, superuser
 
 MINE = "192.0.2.50"
 
@@ -211,6 +211,22 @@ def test_whoever_may_not_see_users_is_told_that_no_name_was_looked_up(
     subject: str, sees_users: bool, words: str
 ) -> None:
     assert hidden_names_hint(subject, sees_users=sees_users) == words
+
+
+@pytest.mark.parametrize(
+    ("permission", "names"),
+    [
+        pytest.param("auth.view_user", {"user:7": "ann"}, id="to view users"),
+        pytest.param("auth.change_user", {"user:7": "ann"}, id="to change users"),
+        pytest.param("auth.add_user", {}, id="to add users"),
+    ],
+)
+def test_a_permission_shows_the_names_of_users(permission: str, names: dict[str, str], database: Any) -> None:
+    User.objects.create_user("ann", pk=7)
+    operator(permission)
+    request = request_of(User.objects.get(username="operator"))
+
+    assert names_among(request, ["user:7"]) == names
 
 
 def test_users_are_named_in_each_part_of_a_subject(database: Any) -> None:

@@ -91,10 +91,11 @@ def test_the_digits_of_an_event_are_grouped(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_the_user_of_another_subject_is_named(client: Client, ann: User, raw: redis.Redis) -> None:
+@pytest.mark.parametrize("url", [PAGE, OVERVIEW], ids=["the page of events", "the overview"])
+def test_the_user_of_another_subject_is_named(client: Client, ann: User, raw: redis.Redis, url: str) -> None:
     at(raw, START, subject="ip:192.0.2.1", user=f"user:{ann.pk}", method="GET", path="/api/reports/")
 
-    (line,) = shown(client)
+    (line,) = shown(client, url)
 
     assert "refused ip:192.0.2.1 ann GET /api/reports/ by a:" in line
 

@@ -3,6 +3,7 @@
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.admin import site
@@ -18,6 +19,8 @@ from django.utils import timezone
 from django_quota import check, peek
 from django_quota.adapters import digest
 from django_quota.admin.overrides import QuotaOverrideAdmin
+from django_quota.core.errors import StorePermissionDenied
+from django_quota.features.events import MemoryEvents
 from django_quota.limiting.known_rules import known_login_rules
 from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
@@ -1037,7 +1040,25 @@ class TestRulePage:
 
         assert re.findall("org:[12]", self.page(superuser(), "closed")) == []
 
+    @pytest.mark.usefixtures("memory_store")
+    def test_a_refused_subject_too_long_to_keep_is_left_out(self) -> None:
+        for subject in ("é" * 200, "org:1"):
+            check("0/m", subject, name="closed")
+
+        shown = self.page(superuser(), "closed")
+
+        assert re.findall(r"<td data-label=.Time.>", shown) == ['<td data-label="Time">']
+        assert "org:1" in shown
+
+    @pytest.mark.usefixtures("memory_store")
+    def test_it_says_that_the_store_does_not_let_it_read_events(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        denied = Mock(side_effect=StorePermissionDenied("no permission for XREVRANGE"))
+        monkeypatch.setattr(MemoryEvents, "search", denied)
+
+        assert "no permission for XREVRANGE" in self.page(superuser())
+
     def test_fifty_overrides_of_groups_are_listed(self) -> None:
+        row("user:1", rule="search")
         QuotaOverride.objects.bulk_create(
             QuotaOverride(subject=f"kind{number}:*", rule="search", mode="exempt") for number in range(52)
         )

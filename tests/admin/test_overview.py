@@ -171,6 +171,19 @@ def test_it_warns_of_overrides_that_cannot_be_read(client: Client, monkeypatch: 
     assert f"</strong> {words}too many clients</p>" in shown(client)
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_it_warns_of_overrides_that_cannot_be_read_beside_the_risks_of_redis(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "overrides", Mock(problem="too many clients"))
+    monkeypatch.setattr(overview, "health", lambda *_: Health(0.1, role="slave"))
+
+    page = shown(client)
+
+    assert "This Redis is a replica." in page
+    assert "The overrides cannot be read from the database." in page
+
+
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("page", ["overview/", "subject/?subject=user%3A1", "ban/"])
 def test_it_says_in_red_that_an_override_exempts_everybody(database: Any, page: str) -> None:

@@ -24,6 +24,7 @@ from tests.admin.markup import faults_of, hints_of
 from tests.admin.operators import operator, superuser
 from tests.admin.rows import BEGIN, END, override
 from tests.admin.texts import NO_ANSWER, below_search, html_of, lines_of, said
+from tests.support.databases import OwnReplicaLags
 from tests.support.steps import START
 
 API: dict[str, Any] = {"rate": "10/m; 500/h", "key": "ip"}
@@ -865,6 +866,17 @@ def test_the_page_of_a_subject_has_its_overrides_without_the_store(client: Clien
     ]
 
 
+def test_the_page_of_a_subject_does_not_say_that_no_rule_counts_it_where_one_cannot_be_read(
+    client: Client, settings: Any
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"broken": {"rate": "often"}}}
+
+    assert below_search(said(client, "subject/?subject=org:7"))[:2] == [
+        "{subject=org:7} Right now",
+        "No limit on this page refuses the next hit.",
+    ]
+
+
 def test_the_page_of_nobody_says_how_to_write_a_subject(client: Client) -> None:
     assert below_search(said(client, "subject/?subject=nobody")) == [
         (
@@ -1288,12 +1300,13 @@ def test_the_overview_says_that_the_store_does_not_answer(client: Client) -> Non
 
 
 def test_the_overview_names_users_and_counts_floods(client: Client) -> None:
-    User.objects.create_user("ann", pk=7)
+    for pk, name in ((7, "ann"), (8, "bob")):
+        User.objects.create_user(name, pk=pk)
     with freeze(START):
         for number in range(6):
             check("0/m", f"ip:192.0.2.{number}", name="flood of many")
             check("0/m", "user:7", name="flood of one")
-        slot("export", 1, subject="user:7").acquire()
+        slot("export", 1, subject="user:8").acquire()
 
     assert said(client, "overview/content/")[10:] == [
         "Nov. 21, 2025, UTC",
@@ -1326,7 +1339,7 @@ def test_the_overview_names_users_and_counts_floods(client: Client) -> None:
         "Slots and locks",
         "Used recently, fullest first",
         "Slot | Held",
-        "export ann (user:7) [subject/?subject=user%3A7] | 1 of 1 full",
+        "export bob (user:8) [subject/?subject=user%3A8] | 1 of 1 full",
         "The store",
         "The memory store: each process counts by itself. This page shows the process that answered.",
     ]
@@ -1866,3 +1879,44 @@ OF_NAME = quote(NAME)
 )
 def test_the_markup_of_a_page_is_sound(client: Client, url: str, form: dict[str, Any]) -> None:
     assert faults_of(html_of(client, url, **form)) == []
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(database: Any, rules: None, settings: Any) -> None:
+    """A block, another rate for everybody, and counts of a day were saved; a replica has none of them yet."""
+    override("user:8", reason="spam")
+    override("*", "api", "rate", rate="20/m", reason="busy")
+    used("user:8")
+    settings.DATABASE_ROUTERS = [OwnReplicaLags()]
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        pytest.param("ban/", "spam", id="bans"),
+        pytest.param("subject/?subject=user:8", "spam", id="a subject"),
+        pytest.param("quotaoverride/rule/?name=api", "busy", id="a rule"),
+        pytest.param("dailycounter/usage/?subject=user:8", "1,200", id="usage"),
+    ],
+)
+def test_a_page_shows_what_was_saved_though_a_replica_lags(client: Client, url: str, words: str) -> None:
+    assert words in " ".join(said(client, url))
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        pytest.param("clear", {}, id="clear an override"),
+        pytest.param("block", {"span": "1d", "reason": "more spam"}, id="block"),
+        pytest.param("exempt", {"span": "1d", "reason": ""}, id="exempt"),
+    ],
+)
+def test_an_action_is_done_though_a_replica_lags(client: Client, name: str, given: dict[str, str]) -> None:
+    form = {"subject": "user:8", "on": "*", "confirmed": "yes", **given}
+
+    assert client.post(f"/admin/django_quota/subject/action/{name}/", form).status_code == 302

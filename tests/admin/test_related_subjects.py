@@ -159,6 +159,14 @@ class TestRelated:
     def test_the_verdict_does_not_say_that_nothing_on_the_page_refuses(self) -> None:
         assert "No limit on this page" not in verdict(page(superuser()))
 
+    def test_the_organization_of_a_refused_request_is_named_once_in_the_verdict(self) -> None:
+        request = RequestFactory().get("/")
+        request.user = User.objects.get(pk=42)
+        check("units", request, 3)
+        check("units", request)
+
+        assert words_of(verdict(page(superuser()))).count("org:7") == 1
+
     def test_the_verdict_says_that_nothing_refuses_the_organization(self) -> None:
         check("units", ORGANIZATION)
 

@@ -1,16 +1,18 @@
 """The admin page of a subject: search, figures, and actions that hold at once."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any, ClassVar
+from unittest.mock import DEFAULT, Mock, patch
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 import redis
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.db import connection
 from django.http import HttpRequest
 from django.test import Client, RequestFactory
@@ -19,13 +21,16 @@ from django.utils import timezone
 
 from django_quota import ban, check, counter, peek, raise_limit, slot
 from django_quota.adapters import digest
+from django_quota.admin import subject_actions
 from django_quota.admin.subject_actions import BlockForm
 from django_quota.admin.wording import local_moment
 from django_quota.core.clock import DAY
 from django_quota.features.counters import calls
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.known_rules import known_login_rules
-from django_quota.models import QuotaOverride
+from django_quota.limiting.override_rows import set_override
+from django_quota.limiting.overrides import overrides
+from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
 from tests.admin.operators import operator, superuser
@@ -314,6 +319,26 @@ class TestPage:
     @pytest.mark.parametrize("words", ["formaction", "Right now"], ids=["buttons", "an answer"])
     def test_an_unknown_user_is_a_subject(self, words: str) -> None:
         assert words in page(superuser(), "user:joe")
+
+    @pytest.mark.parametrize(
+        "met",
+        [
+            pytest.param(lambda: (slot("export", 2, subject="nobody").acquire(), flusher.flush()), id="a slot"),
+            pytest.param(lambda: counter("clicks").incr("nobody"), id="a counter"),
+            pytest.param(lambda: override("nobody"), id="an override"),
+            pytest.param(
+                lambda: DailyCounter.objects.create(subject="nobody", rule="search", day=timezone.now().date()),
+                id="usage",
+            ),
+        ],
+    )
+    def test_a_name_of_which_something_is_kept_is_a_subject(self, met: Callable[[], Any]) -> None:
+        met()
+
+        shown = page(superuser(), "nobody")
+
+        assert "No request has the" not in shown
+        assert "Right now" in shown
 
     @pytest.mark.parametrize(("subject", "hint"), [("nobody", "No request has the"), ("user:joe", "no user with")])
     def test_a_name_under_which_something_is_counted_is_a_subject(self, subject: str, hint: str) -> None:
@@ -719,6 +744,15 @@ class TestHistory:
 
         assert [entry.split()[1] for entry in shown] == [f"rule{number}" for number in range(10, 0, -1)]
 
+    def test_entries_of_one_moment_have_the_last_one_first(self) -> None:
+        client = superuser()
+        for number in range(3):
+            act(client, "block", f"rule{number}")
+
+        LogEntry.objects.update(action_time=timezone.now())
+
+        assert [entry.split()[1] for entry in self.entries(client)] == ["rule2", "rule1", "rule0"]
+
     def test_it_has_the_changes_of_an_override_of_the_subject(self) -> None:
         client, made = superuser(), override(rule="search")
 
@@ -771,6 +805,13 @@ class TestRefusedByAddress:
 
         assert "quota-answer-no" in shown
         assert "No limit on this page refuses the next hit." not in shown
+
+    def test_the_page_of_the_address_names_the_user_whose_requests_were_refused(self) -> None:
+        User.objects.create_user("ann", pk=42)
+
+        shown = page(superuser(), self.ADDRESS).split("Recent refusals")[1]
+
+        assert '<td data-label="Request">ann GET /signup/</td>' in shown
 
     @has_words(rule='<td data-label="Rule">signup', address=ADDRESS, request="GET /signup/")
     def test_the_page_of_a_user_lists_what_was_refused_by_address(self, words: str) -> None:
@@ -856,6 +897,15 @@ class TestWithoutTheStore:
 
     def test_the_page_says_that_limits_cannot_be_read(self) -> None:
         assert "The limits cannot be read now." in page(superuser())
+
+    def test_the_page_has_the_overrides_that_another_process_saved(self) -> None:
+        client = superuser()
+        page(client)
+
+        with patch.object(overrides, "change"):  # this process is not told
+            override(mode="exempt")
+
+        assert "another override takes precedence" not in page(client)
 
     def test_a_block_is_saved(self) -> None:
         client = superuser()
@@ -969,6 +1019,11 @@ class TestActions:
         assert act(superuser(), "reset", on).status_code in (200, 302)
         assert peek("search", SUBJECT).remaining == 9
 
+    def test_a_null_character_in_the_name_of_a_rule_is_left_out(self) -> None:
+        act(superuser(), "block", "sea\0rch")
+
+        assert QuotaOverride.objects.get().rule == "search"
+
     def test_a_subject_too_long_for_a_row_is_an_error(self) -> None:
         answer = act(superuser(), "block", subject="x" * 600)
 
@@ -1013,7 +1068,8 @@ class TestActions:
     @pytest.mark.parametrize(("rule", "left"), [("*", 10), ("search", 9)], ids=["of all rules", "of one rule"])
     def test_a_reset_of_a_name_forgets_it_at_each_address_if_it_is(self, rule: str, left: int) -> None:
         at_home = login_subject("ann") + "+ip:198.51.100.8"
-        check("search", at_home)
+        for subject in (login_subject("ann"), at_home):
+            check("search", subject)
 
         act(superuser(), "reset", rule, login_subject("ann"))
 
@@ -1044,6 +1100,15 @@ class TestActions:
         act(superuser(), "lift", rule)
 
         assert [bool(peek(each, SUBJECT, cost=0)) for each in ("login", "other")] == admitted
+
+    @pytest.mark.parametrize("rule", ["api:v2", "two words", "50%", "größer"])
+    def test_a_lift_ends_the_ban_of_a_rule_with_any_name(self, rule: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {rule: LOGIN}}
+        ban(rule, SUBJECT, "10m")
+
+        act(superuser(), "lift", rule)
+
+        assert peek(rule, SUBJECT, cost=0)
 
     def test_clearing_an_override_leaves_that_of_another_rule(self) -> None:
         override(rule="login")
@@ -1266,6 +1331,24 @@ class TestRaising:
         act(superuser(), "raise", factor="5")
 
         assert check("plans", SUBJECT, tier=plan).limit == limit
+
+    def test_an_override_that_another_process_saved_is_left(self) -> None:
+        client = superuser()
+        ask(client, "raise", "search")
+
+        with patch.object(overrides, "change"):  # this process is not told
+            override(rule="search", mode="exempt")
+
+        assert "an override is in force" in ask(client, "raise", "search").content.decode()
+
+    def test_all_rules_are_raised_or_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        results = [DEFAULT, ValidationError("This rate is too high.")]
+        monkeypatch.setattr(subject_actions, "set_override", Mock(wraps=set_override, side_effect=results))
+
+        answer = act(superuser(), "raise")
+
+        assert "This rate is too high." in answer.content.decode()
+        assert not QuotaOverride.objects.exists()
 
     def test_a_raise_of_an_address_leaves_its_logins(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "LOGIN": {"5/10m": "ip"}, "RULES": {"signup": BY_USER["signup"]}}

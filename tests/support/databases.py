@@ -181,6 +181,13 @@ class LaggingReplica:
         return "replica"
 
 
+class OwnReplicaLags(LaggingReplica):
+    """The same, for the tables of this package alone."""
+
+    def db_for_read(self, model: Any, **_: Any) -> str | None:  # type: ignore[override]
+        return "replica" if model._meta.app_label == "django_quota" else None
+
+
 def forget_connection() -> None:
     """Let go of this thread's connection: one that outlives its test still leads to the database of that test."""
     if hasattr(connections._connections, "default"):  # type: ignore[attr-defined]
