@@ -509,6 +509,7 @@ class TestLiftingAll:
 
         assert "This ends 25 bans." in question
         assert "and 5 more" in question
+        assert "Yes: lift 25 bans" in question
 
     def test_all_that_the_search_found_are_lifted(self) -> None:
         client = superuser()
