@@ -400,6 +400,7 @@ class TestPeriodsOfCustomers:
 
             assert shown(usage_lines(NOVEMBER, DECEMBER, by="period"))[0] == ("org:1", "tokens", "2026-11-15", 10)
 
+    @outside_a_transaction
     def test_the_command_has_what_waits_of_a_period_that_began_long_ago(self) -> None:
         with freeze(noon("2026-11-14")):
             check("tokens", "org:1", 6)

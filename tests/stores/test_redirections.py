@@ -478,7 +478,7 @@ class TestPlainCommands:
 
         store.close()
 
-        client.close.assert_called_once_with()  # type: ignore[attr-defined]
+        client.connection_pool.disconnect.assert_called_once_with()  # type: ignore[attr-defined]
         store._sides[""].close.assert_called_once_with()  # type: ignore[attr-defined]
 
 
