@@ -226,6 +226,18 @@ class TestOnRedis:
         assert seen.count(f">kamala (user:{kamala.pk})</span>") == 2
         assert "kamala" not in unseen
 
+    def test_a_ban_has_the_name_of_its_user(self, database: Any) -> None:
+        kamala = get_user_model().objects.create_user("kamala")
+        ban(LOGIN, kamala, "10m")
+
+        seen = shown(operator("view_overview", "auth.view_user"))
+
+        assert f">kamala (user:{kamala.pk})</span>" in seen
+
+    @pytest.mark.usefixtures("two_bans")
+    def test_who_may_view_bans_has_a_link_to_them(self, database: Any) -> None:
+        assert 'href="/admin/django_quota/ban/"' in shown(operator("view_overview", "view_ban"))
+
     @pytest.fixture
     def four_events(self, redis_cache: None) -> None:
         for rule in ("search", "api"):

@@ -41,6 +41,27 @@ NEEDS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.usefixtures("database", "memory_store")
+@pytest.mark.parametrize("page", ["add", "{}/change", "{}/delete"])
+def test_not_even_a_superuser_changes_a_daily_counter(page: str) -> None:
+    counter = DailyCounter.objects.create(subject="user:1", rule="a", day="2026-11-21")
+    sent = {"subject": "user:2", "rule": "a", "day": "2026-11-21", "post": "yes"}
+
+    answer = superuser().post(f"{ROOT}dailycounter/{page.format(counter.pk)}/", sent)
+
+    assert answer.status_code == 403
+    assert [each.subject for each in DailyCounter.objects.all()] == ["user:1"]
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+def test_a_daily_counter_has_no_form() -> None:
+    counter = DailyCounter.objects.create(subject="user:1", rule="a", day="2026-11-21")
+
+    page = superuser().get(f"{ROOT}dailycounter/{counter.pk}/change/").content.decode()
+
+    assert 'name="_save"' not in page
+
+
+@pytest.mark.usefixtures("database", "memory_store")
 def test_every_page_needs_its_permission() -> None:
     override = QuotaOverride.objects.create(subject="user:1", rate="5/m")
     counter = DailyCounter.objects.create(subject="user:1", rule="a", day="2026-11-21")

@@ -710,8 +710,9 @@ def test_w041_a_glob_that_no_url_fits(glob: Any, fits: bool, settings: Any) -> N
     assert ["Write '/shop/'" in each for each in found] == [True] * (not fits)
 
 
-def test_w041_a_glob_may_fit_the_urls_of_another_language(settings: Any) -> None:
-    urls = i18n_patterns(path("shop/", page), prefix_default_language=False)
+@pytest.mark.parametrize("others", [(), SITE_URLS], ids=["alone", "beside others"])
+def test_w041_a_glob_may_fit_the_urls_of_another_language(others: tuple[Any, ...], settings: Any) -> None:
+    urls = (*others, *i18n_patterns(path("shop/", page), prefix_default_language=False))
     assert found_on(settings, {"a": {"rate": "1/m", "match": "/de/*/"}}, *urls, only="W041") == []
 
 

@@ -136,6 +136,17 @@ class TestOnEitherStore:
 
 
 @pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("subject", ["org:a[1]", "org:a*", "org:a?"])
+def test_a_scan_of_redis_finds_only_the_keys_of_its_subject(subject: str) -> None:
+    for other in ("org:a", "org:a1", "org:abc", subject):
+        check("7/m", other)
+
+    found = load_snapshot(subject, scan=True)
+
+    assert [(limit.rule, limit.used) for limit in found.limits if limit.used] == [("7/m", 1)]
+
+
+@pytest.mark.usefixtures("redis_cache")
 class TestOnRedis:
     @pytest.fixture
     def commands_of_a_look(

@@ -464,6 +464,17 @@ def test_what_changes_in_the_database_that_a_router_names_holds_at_once(routed: 
     assert admits()
 
 
+def test_a_refresh_forgets_what_was_rolled_back(watch: Watch) -> None:
+    with transaction.atomic():
+        block()
+        during = admits()
+        transaction.set_rollback(True)
+
+    overrides.refresh()
+
+    assert (during, admits()) == (False, True)
+
+
 def test_what_a_test_case_undoes_does_not_hold_though_it_has_run_the_hooks_of_the_commit(watch: Watch) -> None:
     with transaction.atomic():
         with TestCase.captureOnCommitCallbacks(execute=True):

@@ -741,6 +741,11 @@ class TestLeftOutRules:
 
         assert left_out["by-method-decorator"] == "your view, your code or a failed login decides it"
 
+    def test_a_rule_of_code_that_is_chosen_is_the_only_one_named(self) -> None:
+        left_out = run_json("access.log", "--rule", "by-method-decorator")["left_out"]
+
+        assert left_out == {"by-method-decorator": "your view, your code or a failed login decides it"}
+
     def test_of_many_rules_the_first_twenty_are_named(self) -> None:
         assert re.search(r"r0, r1, r10, .* r25, r26 and 11 more: ", " ".join(run("access.log").split()))
 

@@ -122,6 +122,17 @@ def test_checks_that_asked_no_store_are_counted_by_rule(meters: Meters) -> None:
     assert meters.of_rules("quota.prefetched") == {"hot": saved}
 
 
+def test_checks_of_several_rules_that_asked_no_store_are_counted_by_their_rules(meters: Meters) -> None:
+    rules = [Rule.make(name, rate, prefetch=True) for name, rate in (("hot", "1000/m"), ("hotter", "2000/m"))]
+    with freeze(START):
+        decisions = [check_all([(rule, "user:1") for rule in rules]) for _ in range(50)]
+
+    saved = sum(decision.approximate for decision in decisions)
+
+    assert saved
+    assert meters.of_rules("quota.prefetched") == {"hot": saved, "hotter": saved}
+
+
 def test_each_instrument_has_its_unit_and_says_what_it_counts(meters: Meters) -> None:
     for _ in range(50):
         check("1000/m", "user:1", prefetch=True)

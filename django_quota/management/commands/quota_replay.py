@@ -102,7 +102,7 @@ class Command(QuotaCommand):
             chosen = RuleSet(rules, log_format.fields, (of_views, rules_of_view), only)
             traffic = read_traffic(chain(sample, lines), log_format, chosen, is_of_server=options["server_log"])
         if not traffic.requests:
-            first = f" The first: {printable(unreadable(*traffic.shown[0]))}" if traffic.shown else ""
+            first = f" The first: {unreadable(*traffic.shown[0])}" if traffic.shown else ""
             raise CommandError(f"No line of the log could be used as a request ({log_format.name}).{first}")
         with show("Deciding requests", len(traffic.times)) as advance:
             refusals = find_refusals(chosen, traffic, advance)
