@@ -31,7 +31,7 @@ from django_quota.error_texts import some_of
 from django_quota.http.request_rules import rules_of_view
 from django_quota.http.view_lookup import endpoints
 from django_quota.limiting.known_rules import known_rules, known_slots, url_patterns
-from django_quota.management.console import QuotaCommand, printable, progress, quantity
+from django_quota.management.console import QuotaCommand, progress, quantity
 from django_quota.operating.access_log import find_format
 from django_quota.operating.replay import (
     Demand,
