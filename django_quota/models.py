@@ -368,9 +368,8 @@ def next_change(using: str, removed: Collection[int] = (), *, full: bool = False
 
     `removed`: the primary keys of the overrides that the change deletes. `full`: only note that the database is full.
     """
-    transaction.on_commit(
-        lambda: _forget_changes(using), using=using, robust=True
-    )  # Django logs the name of a function
+    # A function, and no `partial`: Django logs the `__qualname__` of a hook that fails.
+    transaction.on_commit(lambda: _forget_changes(using), using=using, robust=True)
     return OverrideChange.objects.using(using).create(at=clock.machine_now(), removed=_joined(removed), full=full).pk
 
 
