@@ -523,6 +523,11 @@ def test_a_slot_is_full_when_as_many_hold_it_as_may(name: str | None, held: int,
 class TestActivity:
     """What all processes have decided, and which slots they hold."""
 
+    def test_a_refused_subject_is_listed_as_it_was_written(self) -> None:
+        check("0/m", "org:a*b")
+
+        assert [each.subject for each in activity().refused] == ["org:a*b"]
+
     def test_the_twenty_subjects_that_were_refused_most_are_listed(self) -> None:
         with freeze(START):
             for number in range(22):
@@ -871,6 +876,7 @@ def test_a_cluster_with_a_replica_among_its_servers_shows_that_nothing_is_counte
         pytest.param("version", [None, None], None, id="a version that is not known"),
         pytest.param("role", [None, "master"], "master", id="the first role that is known"),
         pytest.param("uptime", [70, 7, None], 7, id="the shortest uptime"),
+        pytest.param("uptime", [70, 0], 0, id="a server that has just started"),
         pytest.param("clients", [3, None, 4], 7, id="the sum of the clients"),
         pytest.param("used", [30, 40], 70, id="the sum of the memory"),
         pytest.param("most", [100, 200], 300, id="the sum of the limits of the memory"),
@@ -893,7 +899,9 @@ def test_a_cluster_is_shown_by_the_worst_of_its_servers_or_by_their_sum(
 def test_a_cluster_has_the_policy_of_a_server_that_evicts_keys() -> None:
     calm, evicts = Health(0.1, most=9, policy="noeviction"), Health(0.1, most=9, policy="allkeys-lru")
 
-    assert _joined([calm, evicts], []).policy == "allkeys-lru"
+    found = _joined([calm, evicts], [])
+
+    assert (found.policy, found.may_evict) == ("allkeys-lru", True)
 
 
 def test_a_cluster_is_as_full_as_its_fullest_server() -> None:

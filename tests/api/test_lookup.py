@@ -42,7 +42,7 @@ from django_quota.operating.lookup import (
     user_names,
     user_of,
 )
-from django_quota.subjects.subject import login_subject, session_subject
+from django_quota.subjects.subject import login_subject, session_subject, user_subject
 from tests.support.calls import subject_of
 from tests.support.databases import LaggingReplica
 
@@ -367,6 +367,12 @@ class TestNamesOfUsers:
 
         assert login_names_among([subject, login_subject("nobody"), "user:7"], []) == {subject: "Ann"}
 
+    def test_a_digest_of_another_user_is_looked_for_beside_those_of_given_users(self, ann: User) -> None:
+        User.objects.create_user("bob")
+        names = {login_subject(name): name for name in ("Ann", "bob")}
+
+        assert login_names_among(names, [ann]) == names
+
     def test_the_names_of_the_newest_users_are_read_once_a_minute(
         self, ann: User, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -440,6 +446,7 @@ class TestHints:
             ),
             pytest.param("user:cid", 'There is no user with the key "cid".', id="nobody's key"),
             pytest.param("user:41", "", id="a user"),
+            pytest.param(user_subject(SimpleNamespace(pk="7" * 300)), "", id="a key that is a digest"),
             pytest.param("user:41+ip:203.0.113.9", "", id="a user at an address"),
         ],
     )

@@ -333,6 +333,18 @@ def test_replace_deletes_what_was_there(way: Direction, use: Callable[[str], Non
     assert (CREDITS.get(USER), CREDITS.get("user:2"), bans_in_force()) == (100, 0, (0, []))
 
 
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_the_bans_of_all_batches_are_counted(
+    way: Direction, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_quota.operating.copying.KEYS_A_CALL", 1)
+    use(way[0])
+    for number in range(3):
+        ban("login", f"ip:192.0.2.{number}", "1h")
+
+    assert copy("--json", way=way)["bans"] == 3
+
+
 @pytest.mark.parametrize("more", [(), ("--replace",)], ids=["empty", "replace"])
 @pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
 def test_a_dry_run_changes_nothing(way: Direction, more: tuple[str, ...], use: Callable[[str], None]) -> None:

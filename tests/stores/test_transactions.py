@@ -351,6 +351,14 @@ class TestTurns:
 
         assert entered == ["a", "b", "c"]
 
+    def test_are_given_back_if_the_next_one_does_not_come_in_time(self) -> None:
+        turns = Turns(1, "busy")
+
+        with turns.held("b", far()), pytest.raises(StoreBusy):
+            turns.held("ab", 0).__enter__()
+
+        assert not turns.are_taken("a")
+
     @forks
     def test_are_free_in_a_forked_process(self) -> None:
         turns = Turns(1, "busy")
