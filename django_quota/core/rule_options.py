@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 from django_quota.core.algorithms import ALGORITHMS, Options, Parameters
 from django_quota.core.clock import SECOND, in_words
-from django_quota.core.errors import RateError, RuleError, did_you_mean
+from django_quota.core.errors import RateError, RuleError, Translatable, did_you_mean
 from django_quota.core.rates import (
     CALENDAR_ONLY,
     MAX_COUNT,
@@ -167,9 +167,9 @@ class BanOption(NamedTuple):
             if after.count == 0:
                 raise RateError(str(after), 0, "a ban after no refusals would never end", _BAN_EXAMPLE)  # noqa: TRY301
             if after.unit in CALENDAR_ONLY:
-                words, count = str(after), after.count
-                problem, hint = f"a ban does not count in {UNITS_IN_WORDS[after.unit]}", f"'{count}/30d'"
-                raise RateError(words, words.index("/") + 1, problem, f"Use seconds to weeks: for example, {hint}.")  # noqa: TRY301
+                problem = Translatable("a ban does not count in %(units)s", units=UNITS_IN_WORDS[after.unit])
+                hint = Translatable("Use seconds to weeks: for example, '%(count)d/30d'.", count=after.count)
+                raise RateError(str(after), str(after).index("/") + 1, problem, hint)  # noqa: TRY301
         except RateError as error:
             raise RateError(error.text, error.position, error.problem, error.hint, "ban['after']") from error
         return cls(after, tuple(parse_duration("ban['for']", duration) for duration in durations))

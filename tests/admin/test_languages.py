@@ -191,6 +191,16 @@ def test_an_error_is_english_in_logs(read: Any, text: str, language: str) -> Non
         assert str(caught.value) == english
 
 
+def test_the_error_of_a_rate_of_a_ban_is_translated_as_a_whole() -> None:
+    with pytest.raises(QuotaError) as caught:
+        Rule.make("api", "5/m", ban={"after": "20/month", "for": "1h"})
+
+    with translation.override("zh-hans"):
+        translated = error_in_words(caught.value)
+
+    assert re.findall(r"[A-Za-z]{3,}", _QUOTED.sub("", translated)) == ["ban"]  # the name of the option
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_network_that_is_smaller_than_a_client_is_reported_in_the_language(language: str) -> None:
     small = smaller_hint("ip:2001:db8::/96", {(4, 32), (6, 64)})
