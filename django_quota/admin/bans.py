@@ -328,8 +328,7 @@ def _chosen(request: HttpRequest, wanted: BanFilter) -> list[ChosenBan]:
         blocks = [
             ChosenBan(*pair, is_block=True) for pair in _blocks(wanted).values_list("subject", "rule")[:MOST_BANS]
         ]
-        named = [(ban.subject, ban.rule) for ban in bans if _is_named(ban)]
-        return [*blocks, *(ChosenBan(*pair) for pair in named)]  # type: ignore[arg-type]
+        return [*blocks, *(ChosenBan(ban.subject, ban.rule) for ban in bans if _is_named(ban))]  # type: ignore[arg-type]
     try:
         pairs = json.loads(request.POST.get("bans") or f"[{','.join(request.POST.getlist('ban'))}]")
         return [

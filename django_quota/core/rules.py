@@ -62,7 +62,10 @@ MAX_ARGUMENT = 80
 """How many characters of an argument a rule's name shows; of a longer argument it shows only the type."""
 
 DEFAULT_LEASES_PER_WINDOW = 50
-"""How many times longer the shortest window of a rule is than the lease of `prefetch=True`: at least `MIN_LEASE`."""
+"""How many times longer the shortest window of a rule is than the lease of `prefetch=True`.
+
+A window lasts at least a second, so such a lease lasts at least `MIN_LEASE`.
+"""
 
 MAX_DEFAULT_LEASE = 10 * SECOND
 """The longest lease of `prefetch=True`, in microseconds: a longer one saves next to nothing."""

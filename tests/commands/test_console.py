@@ -736,7 +736,7 @@ class TestWithoutATableOfUsers:
             pytest.param(ImproperlyConfigured("settings.DATABASES is improperly configured"), id="no database"),
         ],
     )
-    def no_table(self, database: Any, request: pytest.FixtureRequest) -> Iterator[None]:
+    def no_users(self, database: Any, request: pytest.FixtureRequest) -> Iterator[None]:
         def execute(act: Any, sql: str, *arguments: Any) -> Any:
             if "auth_user" in sql:
                 raise request.param

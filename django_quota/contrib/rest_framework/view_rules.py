@@ -113,8 +113,9 @@ def _check_names(view: Endpoint) -> Iterator[CheckMessage]:
             id="django_quota.E034",
         )
     elif cost is not None:
-        with suppress(RuleError):  # the check of the settings reports it
-            named += [current().rule(scope)] if scope in current().rules else []
+        if scope in current().rules:
+            with suppress(RuleError):  # the check of the settings reports it
+                named.append(current().rule(scope))
         yield from _costs_above(dict.fromkeys(named), cost, path)
 
 
