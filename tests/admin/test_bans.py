@@ -511,6 +511,7 @@ class TestLiftingAll:
         assert "and 5 more" in question
         assert "Yes: lift 25 bans" in question
 
+    @pytest.mark.thorough("slow")
     def test_all_that_the_search_found_are_lifted(self) -> None:
         client = superuser()
 
@@ -759,6 +760,7 @@ class TestBlocksBesideBans:
     def test_a_filter_finds_both(self, query: dict[str, Any], listed: list[str]) -> None:
         assert subjects(superuser(), **query) == listed
 
+    @pytest.mark.thorough("slow")
     @pytest.mark.parametrize(
         ("permission", "number", "left"),
         [
@@ -783,6 +785,7 @@ class TestBlocksBesideBans:
 
         assert context["rules"] == ["another", "login", "of-a-call", "search"]
 
+    @pytest.mark.thorough("slow")
     def test_a_page_has_fifty(self) -> None:
         QuotaOverride.objects.bulk_create(
             QuotaOverride(subject=f"org:{number}", mode="blocked") for number in range(51)

@@ -431,6 +431,7 @@ def test_no_list_reads_more_than_a_bounded_part_of_the_events(
     assert stats["calls"] <= calls
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("many")
 def test_a_search_that_ends_early_offers_to_go_on(client: Client) -> None:
     page = client.get(PAGE, {"subject": "nobody"}).content.decode()

@@ -244,6 +244,7 @@ class TestQueries:
         overrides.refresh()
         return client
 
+    @pytest.mark.thorough("slow")
     @pytest.mark.parametrize(
         ("url", "most"),
         [

@@ -362,6 +362,7 @@ class TestOnRedis:
         raw.config_resetstat()
         check("5/m", SUBJECT, name="one more")
 
+    @pytest.mark.thorough("slow")
     @pytest.mark.usefixtures("busy_site")
     def test_a_busy_site_takes_few_round_trips(
         self, client: Client, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch

@@ -1125,6 +1125,7 @@ class TestActions:
 
         assert not check("login", SUBJECT)
 
+    @pytest.mark.thorough("slow")
     @pytest.mark.parametrize(
         ("name", "rule", "given", "words"),
         [

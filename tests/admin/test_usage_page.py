@@ -526,6 +526,7 @@ def test_the_page_of_a_user_has_the_links_that_staff_may_follow(permissions: lis
     ]
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("memory_store")
 def test_a_mixin_adds_the_links_to_a_custom_user_model(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__

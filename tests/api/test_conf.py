@@ -949,6 +949,7 @@ print(*(Client().get("/").status_code for _ in range(2)), *(found.id for found i
 """
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize("apps", [["django_quota"], thorough("processes", [])], ids=["with the app", "without an app"])
 def test_a_site_without_users_limits(apps: list[str]) -> None:
     done = subprocess.run(

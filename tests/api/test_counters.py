@@ -565,6 +565,7 @@ class TestFullRedis:
         assert do(VIEWS, "get", "user:1") == 5
 
 
+@pytest.mark.thorough("slow")
 @REDIS
 def test_a_crowd_of_values_is_counted_in_12_kilobytes(raw: redis.Redis) -> None:
     for value in range(5_000):

@@ -280,6 +280,7 @@ class TestEvents:
         assert heard.call_count == 1
 
 
+@pytest.mark.thorough("slow")
 @both_stores
 def test_settlements_in_sixteen_threads_lose_no_unit() -> None:
     def work(number: int) -> int:

@@ -230,6 +230,7 @@ class TestTheWay:
 
         assert sent(raw) == {"a:a": 2}
 
+    @pytest.mark.thorough("slow")
     def test_racing_threads_count_each_check_once(self, raw: redis.Redis) -> None:
         def ask(number: int) -> bool:
             if number % 20 == 0:
@@ -250,6 +251,7 @@ class TestTheWay:
         check("9/m", SUBJECT, name="a")
         wait_until(lambda: sent(raw) == {"a:a": 1})
 
+    @pytest.mark.thorough("slow")
     @forks
     def test_a_forked_process_sends_only_its_own_counts(self, raw: redis.Redis) -> None:
         def work() -> None:

@@ -91,6 +91,7 @@ class Parts:
         return app_label == "django_quota"
 
 
+@pytest.mark.thorough("slow")
 def test_our_tables_may_be_in_another_database_than_users(
     tmp_path: Path, settings: Any, django_db_blocker: Any
 ) -> None:

@@ -453,6 +453,7 @@ def test_events_are_deleted_as_the_settings_say(
     assert [subject for _, subject in reported()] == left
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("short_pauses")
 def test_late_replies_of_the_database_do_not_end_a_sweep(store: DatabaseStore, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, 2 * operating_sweep.ROWS_PER_CALL + 1, now() - 2 * 3_600 * SECOND)

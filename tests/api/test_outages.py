@@ -74,9 +74,11 @@ class TestAServerThatHangs:
         assert all(decision.allowed and decision.degraded for decision in ask(kind, 50))
         return mute.met
 
+    @pytest.mark.thorough("slow")
     def test_is_asked_by_few(self, met: int) -> None:
         assert met <= FAILURES
 
+    @pytest.mark.thorough("slow")
     @pytest.mark.parametrize("is_async", [False, True], ids=["by sync code", "by async code"])
     def test_is_not_asked_again_for_a_check(self, is_async: bool, met: int, mute: Mute) -> None:
         decision = asyncio.run(acheck("1/m", SUBJECT)) if is_async else check("1/m", SUBJECT)
@@ -84,21 +86,25 @@ class TestAServerThatHangs:
         assert (decision.allowed, decision.degraded, decision.rule, decision.subject) == (True, True, "1/m", SUBJECT)
         assert mute.met == met
 
+    @pytest.mark.thorough("slow")
     def test_degrades_no_rule_without_a_limit(self, met: int, mute: Mute) -> None:
         assert not check(Rule.make("unlimited", None), SUBJECT).degraded
         assert not decide(get(), []).degraded
         assert mute.met == met
 
+    @pytest.mark.thorough("slow")
     @pytest.mark.parametrize(("said", "allowed"), [("deny", [False, False]), ("local", [True, False])])
     def test_leaves_the_decision_to_the_rule(self, said: Any, allowed: list[bool], met: int, mute: Mute) -> None:
         assert [check("1/m", SUBJECT, on_unavailable=said).allowed for _ in range(2)] == allowed
         assert mute.met == met
 
+    @pytest.mark.thorough("slow")
     def test_is_not_asked_again_for_a_counter(self, met: int, mute: Mute) -> None:
         with pytest.raises(StoreUnavailable, match="several times in a row"):
             counter("clicks").incr("user:1")
         assert mute.met == met
 
+    @pytest.mark.thorough("slow")
     def test_is_not_asked_again_for_a_request(self, kind: str, met: int, mute: Mute) -> None:
         rules = [Rule.make("a", "1/m"), Rule.make("b", "1/m", on_unavailable="allow")]
 
@@ -108,6 +114,7 @@ class TestAServerThatHangs:
         assert (allowed.allowed, allowed.degraded, allowed.rule, allowed.outcomes) == (True, True, "a", ())
         assert mute.met == met
 
+    @pytest.mark.thorough("slow")
     def test_is_probed_by_one_caller_after_a_second(self, kind: str, met: int, mute: Mute, clock: Clock) -> None:
         clock.now += 1
         ask(kind, 10)
@@ -154,6 +161,7 @@ def test_a_late_settlement_charges_nothing_in_this_process(redis_server: RedisSe
         assert check("9/m", "user:1", on_unavailable="local").remaining == 8
 
 
+@pytest.mark.thorough("slow")
 @both
 @pytest.mark.parametrize(
     ("rule", "setting", "processes", "admitted"),

@@ -375,9 +375,11 @@ class TestAForkedProcess:
             children += [started(decide) for _ in range(2)]
             return ended(children)
 
+    @pytest.mark.thorough("slow")
     def test_reads_on_a_connection_of_its_own(self, forked: list[int]) -> None:
         assert forked == [0, 0]
 
+    @pytest.mark.thorough("slow")
     def test_leaves_the_connection_of_its_parent_open(
         self, forked: list[int], age: Age, opened: list[BaseDatabaseWrapper]
     ) -> None:
@@ -416,6 +418,7 @@ rounds.began.wait()
 """
 
 
+@pytest.mark.thorough("slow")
 def test_a_process_ends_with_its_last_round_though_its_database_hangs(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ENDING]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

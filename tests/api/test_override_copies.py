@@ -136,6 +136,7 @@ EACH = [
 """Each act and each place, in other company each time."""
 
 
+@pytest.mark.thorough("slow")
 @inputs(60, [HealthCheck.function_scoped_fixture])
 @example(EACH)
 @given(st.lists(st.tuples(changes, changes, st.sampled_from(PLACES)), max_size=5))

@@ -217,6 +217,7 @@ class TestTheBackground:
 
         assert len(renewer) == 0
 
+    @pytest.mark.thorough("slow")
     def test_it_renews_one_from_a_string(self) -> None:
         CREDITS.set(ORG, 1_000)
         text = reserve(CREDITS, ORG, 900, lease="10m").dumps()
@@ -262,6 +263,7 @@ class TestTheBackground:
         assert len(renewer) == 0
         assert not reservation.is_open
 
+    @pytest.mark.thorough("slow")
     def test_it_forgets_a_reservation_that_nobody_has(self) -> None:
         CREDITS.set(ORG, 1_000)
         gc.collect()
@@ -271,6 +273,7 @@ class TestTheBackground:
 
         assert len(renewer) == 0
 
+    @pytest.mark.thorough("slow")
     @pytest.mark.parametrize("entry", [(CREDITS, ORG, 900), ("9/m", ORG, 9)], ids=["a counter", "a rule"])
     def test_it_has_nothing_to_do_for_a_reservation_without_a_lease(self, entry: Any) -> None:
         CREDITS.set(ORG, 1_000)

@@ -164,6 +164,7 @@ class Machine:
 
 @pytest.mark.usefixtures("redis_cache", "database")
 class TestMoving:
+    @pytest.mark.thorough("slow")
     @inputs(60, [HealthCheck.function_scoped_fixture])
     @given(st.lists(steps, min_size=1, max_size=12))
     def test_each_count_arrives_exactly_once(self, raw: redis.Redis, steps: list[Any]) -> None:
@@ -249,6 +250,7 @@ class TestMoving:
 
         assert counted(rows()) == {("user:1", TODAY, "search"): (3, 1, 8)}
 
+    @pytest.mark.thorough("slow")
     @inputs(40, [HealthCheck.function_scoped_fixture])
     @example({"user:" + "x" * 300, "user:" + "x" * 301, "key.f:\ud800", "~", "\u2603 %41", "a\0b", "r" * 300})
     @given(st.sets(names, min_size=1, max_size=8))
@@ -257,6 +259,7 @@ class TestMoving:
 
         assert rolled() == {"days": len(names), "rows": len(names), "allowed": len(names), "units": len(names)}
 
+    @pytest.mark.thorough("slow")
     @inputs(40, [HealthCheck.function_scoped_fixture])
     @example({"user:" + "x" * 300, "user:" + "x" * 301, "key.f:\ud800", "~", "\u2603 %41", "a\0b", "r" * 300})
     @given(st.sets(names, min_size=1, max_size=8))
@@ -281,6 +284,7 @@ class TestMoving:
         rolled(batch=10)
         assert counted(rows()) == expected
 
+    @pytest.mark.thorough("slow")
     def test_each_unit_of_a_month_is_billed_through_deaths_of_the_roll_up(self, raw: redis.Redis) -> None:
         machine, calls, units = Machine(raw), 0, 0
         first, tomorrow = TODAY.replace(day=1), TODAY + timedelta(days=1)

@@ -68,14 +68,17 @@ def receivers(code: str) -> list[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.thorough("slow")
 def test_importing_the_package_connects_no_signal() -> None:
     assert receivers(IMPORTED) == []
 
 
+@pytest.mark.thorough("slow")
 def test_one_receiver_hears_of_changes_of_settings() -> None:
     assert receivers(INSTALLED) == ["django_quota.runtime.Runtime._see_change"]
 
 
+@pytest.mark.thorough("slow")
 def test_an_installed_app_hears_of_requests_and_of_rows_before_it_is_used() -> None:
     assert receivers(STARTED) == [
         "post_migrate:django_quota.limiting.override_rows",

@@ -379,6 +379,7 @@ class TestJoining:
 
         assert (reply.json()["rules"], calls) == (rules_met, [1])
 
+    @pytest.mark.thorough("slow")
     @pytest.mark.parametrize(
         ("path", "own"),
         [

@@ -150,6 +150,7 @@ class TestTheOrder:
 
 
 class TestAskingTheStore:
+    @pytest.mark.thorough("slow")
     @in_memory
     def test_only_the_first_in_the_queue_asks(self) -> None:
         asked: list[str | None] = []

@@ -303,6 +303,7 @@ def test_a_signal_ends_a_sweep_after_a_batch(manage: Manage, raw: redis.Redis) -
     assert report["removed"] == 3 * (6_000 - left(raw))
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("late", ["info", "get", "scan", "delete", "dbsize", "script"])
 def test_late_replies_do_not_end_a_sweep(late: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,6 +467,7 @@ class TestTheCommand:
 
         assert terminal.getvalue().endswith(f"\rSweeping {'█' * 20} 3 of 3\n")
 
+    @pytest.mark.thorough("slow")
     @pytest.mark.parametrize("option", [[], ["--budget-ms", "7"]], ids=["by default", "as given"])
     def test_it_takes_the_part_of_each_second_that_is_chosen(
         self, option: list[str], monkeypatch: pytest.MonkeyPatch
@@ -499,6 +501,7 @@ class TestTheCommand:
 
         assert (report["keys"], report["removed"], report["repaired"], report["complete"]) == (2, 0, 0, True)
 
+    @pytest.mark.thorough("slow")
     @pytest.mark.parametrize("budget_ms", ["1", "1000"])
     def test_it_takes_from_a_thousandth_of_the_time_to_all_of_it(self, budget_ms: str) -> None:
         assert "Examined 0 keys" in said("quota_sweep", "--budget-ms", budget_ms)
@@ -613,6 +616,7 @@ with stopping() as stop:
 """
 
 
+@pytest.mark.thorough("slow")
 def test_a_signal_that_comes_within_a_wait_stops_a_command(manage: Manage) -> None:
     """The handler runs in the thread that waits, and that may hold the lock of what it waits for."""
     subprocess.run([sys.executable, "-c", IN_A_WAIT], check=True, timeout=60, env=manage.environment, cwd=ROOT)

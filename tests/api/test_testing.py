@@ -174,6 +174,7 @@ def said_by_pytest(tmp_path_factory: pytest.TempPathFactory) -> str:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
 
 
+@pytest.mark.thorough("slow")
 def test_a_site_stays_isolated_however_its_tests_change_the_settings(said_by_pytest: str) -> None:
     assert "9 passed" in said_by_pytest
 

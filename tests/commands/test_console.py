@@ -61,6 +61,7 @@ def status_of(manage: Manage, command: str, streams: str) -> int:
     return subprocess.run(words, env=manage.environment, cwd=Path(__file__).parents[2], check=False).returncode
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize(
     "closed",
     [

@@ -810,6 +810,7 @@ class TestWrongList:
 MANY = [f"10.0.{number // 256}.{number % 256}" for number in range(2_000)]
 
 
+@pytest.mark.thorough("slow")
 def test_a_long_list_is_added_by_few_statements(imported: Import) -> None:
     with CaptureQueriesContext(connection) as queries:
         imported("\n".join(MANY))
@@ -818,6 +819,7 @@ def test_a_long_list_is_added_by_few_statements(imported: Import) -> None:
     assert rows() == {(f"ip:{address}", "*"): "blocked" for address in MANY}
 
 
+@pytest.mark.thorough("slow")
 def test_a_long_list_is_changed_by_few_statements(imported: Import) -> None:
     imported("\n".join(MANY))
 
@@ -828,6 +830,7 @@ def test_a_long_list_is_changed_by_few_statements(imported: Import) -> None:
     assert rows() == {(f"ip:{address}", "*"): "exempt" for address in MANY[1_000:]}
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize(
     ("number", "statements"), [pytest.param(1_000, 1, id="1,000 rows"), pytest.param(1_001, 2, id="one row more")]
 )
@@ -881,6 +884,7 @@ def test_two_imports_of_a_new_list_at_the_same_time_save_it_once() -> None:
     assert sorted(len(change.added) for change in changes) == [0, 100]
 
 
+@pytest.mark.thorough("slow")
 def test_overrides_that_are_set_at_the_same_time_are_all_saved() -> None:
     """SQLite fails at once if two transactions read before they write."""
 

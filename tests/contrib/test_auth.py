@@ -252,10 +252,12 @@ class TestGuessesAtManyNames:
             for number in range(30):
                 assert guess(name=f"user{number}") == "wrong"
 
+    @pytest.mark.thorough("slow")
     def test_the_address_is_refused_for_an_hour(self, guess: Callable[..., str]) -> None:
         with freeze(START + HOUR - 1):
             assert guess(PASSWORD) == "refused"
 
+    @pytest.mark.thorough("slow")
     def test_another_address_is_not(self, guess: Callable[..., str]) -> None:
         with freeze(START + HOUR - 1):
             assert guess(PASSWORD, address=AWAY) == "in"

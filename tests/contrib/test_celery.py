@@ -382,6 +382,7 @@ def test_a_message_that_is_delivered_twice_takes_no_second_place(site: Site) -> 
     assert peek(Rule.make("export", "10/m"), "global").remaining == 7
 
 
+@pytest.mark.thorough("slow")
 @inputs(60)
 @given(
     bursts=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 6)), min_size=1, max_size=2),

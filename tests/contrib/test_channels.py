@@ -416,6 +416,7 @@ async def test_an_argument_says_who_gets_in_during_an_outage(limit: dict[str, An
         assert await answers(Client(application)) == [answer]
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("renewed_often")
 @in_a_loop
 async def test_a_socket_that_stays_open_for_hours_is_counted_all_the_time(the_clock_stands: QuotaKit) -> None:

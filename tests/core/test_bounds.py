@@ -44,6 +44,7 @@ GAPS = st.one_of(
 CHECKS, MIXED = ["check"], ["check", "check", "check", "adjust", "adjust", "refund"]
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize("case", CASES)
 @inputs(300)
 @given(data=st.data())
@@ -163,6 +164,7 @@ def with_past(its_rule: Rule, past: list[Any]) -> Spec:
     return limit
 
 
+@pytest.mark.thorough("slow")
 @inputs(500)
 @given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(0, 12), spends=st.booleans())
 def test_a_wait_for_room_is_right_to_the_microsecond(its_rule: Rule, past: list[Any], cost: int, spends: bool) -> None:
@@ -195,6 +197,7 @@ def faults_of_next_after(limit: Spec, decision: Decision, number: int) -> Iterat
         yield f"{outcome} has room before it has more"
 
 
+@pytest.mark.thorough("slow")
 @inputs(500)
 @given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(1, 12), spends=st.booleans())
 def test_a_wait_for_more_is_right_to_the_microsecond(its_rule: Rule, past: list[Any], cost: int, spends: bool) -> None:

@@ -99,6 +99,7 @@ ACTS = st.sampled_from([*12 * ["hit"], "plain", "plain", "die", "return", "peek"
 WITH_RESETS = st.sampled_from([*10 * ["hit"], "plain", "die", "refund", "refund", "reset"])
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize("case", CASES)
 @inputs(400)
 @given(data=st.data())

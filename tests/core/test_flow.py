@@ -194,6 +194,7 @@ def test_a_cancelled_caller_gets_the_first_of_its_cancellations() -> None:
     assert asyncio.run(cancel()) == ["first"]
 
 
+@pytest.mark.thorough("slow")
 def test_an_error_of_a_flow_whose_caller_was_cancelled_is_not_reported_as_forgotten() -> None:
     reported: list[Any] = []
 

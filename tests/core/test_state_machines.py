@@ -746,6 +746,7 @@ class TakenAhead(Plans):
         super().begin(phase, its_rules)
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("redis_cache")
 def test_stores_never_differ_in_what_is_taken_ahead(raw: redis.Redis) -> None:
     run_machine(TakenAhead, raw, examples=200)
@@ -759,6 +760,7 @@ class Credits(Plans):
         super().begin(phase, its_rules)
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("redis_cache")
 def test_stores_never_differ_in_what_expires_of_a_counter(raw: redis.Redis) -> None:
     run_machine(Credits, raw, examples=300)
@@ -799,6 +801,7 @@ def test_stores_never_differ_in_what_is_taken_ahead_one_after_the_other(places: 
         shares += question.granted(reply).values() if mode == "check" else ()
 
 
+@pytest.mark.thorough("slow")
 def test_rows_of_each_database_never_differ_from_the_specification(
     database: dict[str, Any], redis_cache: Any, raw: redis.Redis
 ) -> None:
@@ -806,6 +809,7 @@ def test_rows_of_each_database_never_differ_from_the_specification(
     run_machine(Plans, raw, examples=60)
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("machine", [Plans, Leases], ids=["plans", "leases"])
 def test_rows_never_differ_from_the_specification_if_each_call_looks_before_its_turn(

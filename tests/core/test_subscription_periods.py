@@ -79,6 +79,7 @@ MOMENTS = st.integers(moment("2010-01-01"), moment("2030-01-01"))
 UNITS = st.sampled_from(["week", "month", "year"])
 
 
+@pytest.mark.thorough("slow")
 @inputs(2_000)
 @given(starts=DATES, unit=UNITS, zone=st.sampled_from(ZONES), now=MOMENTS)
 @example(starts=date(2011, 12, 30), unit="month", zone="Pacific/Apia", now=moment("2011-12-30T12:00"))
@@ -206,6 +207,7 @@ def day_near(now: int, off: int) -> date:
     return date.fromordinal(datetime.fromtimestamp(now // SECOND, UTC).toordinal() + off)
 
 
+@pytest.mark.thorough("slow")
 @inputs(2_000)
 @given(steps=STEPS, unit=st.sampled_from(["month", "week", "year"]), begin=MOMENTS)
 @example(
@@ -243,6 +245,7 @@ def test_no_window_of_a_period_admits_more_than_two_periods_whatever_the_days_ar
     assert max(in_windows, default=0) <= 20
 
 
+@pytest.mark.thorough("slow")
 @inputs(1_000)
 @given(steps=STEPS, unit=UNITS, begin=MOMENTS)
 def test_the_wait_of_a_refusal_is_true_while_the_day_stays(steps: list[Any], unit: str, begin: int) -> None:
@@ -308,6 +311,7 @@ class Days(Machine):
             self.places.decide(self.question(1).settled(receipt, [actual]), "adjust", self.now)
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("redis_cache")
 def test_no_store_differs_while_the_day_changes(raw: redis.Redis) -> None:
     run_machine(Days, raw, 60)

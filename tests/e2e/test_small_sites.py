@@ -75,6 +75,7 @@ def without_apps() -> dict[str, Any]:
 
 
 class TestSiteWithoutOtherApps:
+    @pytest.mark.thorough("slow")
     def test_the_checks_find_nothing(self, without_apps: dict[str, Any]) -> None:
         assert without_apps["findings"] == []
 
@@ -105,6 +106,7 @@ def without_tables(databases: dict[str, Any], redis_server: RedisServer) -> dict
 
 
 class TestSiteWithoutTables:
+    @pytest.mark.thorough("slow")
     def test_the_limits_work(self, without_tables: dict[str, Any]) -> None:
         assert without_tables["findings"] == []
         assert without_tables["replies"] == [["200", HTML], ["429", HTML]]
@@ -119,6 +121,7 @@ class TestSiteWithoutTables:
         assert (creates if databases else configures) in error
 
 
+@pytest.mark.thorough("slow")
 def test_a_site_without_users_hears_what_an_override_of_a_user_needs() -> None:
     found = run_site([], databases=SQLITE, commands=["quota_override set user:1 blocked"])
 

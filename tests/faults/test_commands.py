@@ -153,6 +153,7 @@ def test_a_command_ends_quietly_if_its_reader_has_left(
     assert not re.search("Traceback|Exception|BrokenPipe", stderr.read_text())
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize(
     ("name", "unbuffered"),
     [("events", ""), *(thorough("processes", name, "1") for name in ("events", "status", "sweep"))],

@@ -78,6 +78,7 @@ def sometimes_full(server: RedisServer) -> Iterator[Callable[[bool], Any]]:
             client.config_set("maxmemory", 0)
 
 
+@pytest.mark.thorough("slow")
 @given(st.randoms(use_true_random=True))  # what Hypothesis would rather try is too seldom adjusted
 @inputs(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer, settings: Any, chance: Random) -> None:
@@ -166,6 +167,7 @@ def test_a_key_of_another_type_raises_only_our_errors(mode: str, states: list[An
     assert wrong == {}
 
 
+@pytest.mark.thorough("slow")
 @in_modes
 def test_a_key_of_another_type_degrades_no_other_subject(mode: str, states: list[Any], raw: redis.Redis) -> None:
     assert failed_calls(mode) == {}
@@ -242,6 +244,7 @@ def test_a_task_without_room_on_the_wire_gets_an_error_that_its_event_loop_is_bu
     asyncio.run(ask())
 
 
+@pytest.mark.thorough("slow")
 def test_threads_that_found_no_free_connection_open_no_breaker(redis_server: RedisServer, settings: Any) -> None:
     settings.CACHES = one_connection(redis_server, 0.05)
 
@@ -253,6 +256,7 @@ def test_threads_that_found_no_free_connection_open_no_breaker(redis_server: Red
     assert not check("9/m", "user:7").degraded
 
 
+@pytest.mark.thorough("slow")
 def test_tasks_that_found_no_room_on_the_wire_open_no_breaker(
     redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> None:
@@ -516,6 +520,7 @@ def test_a_call_that_reaches_a_proxy_without_a_server_leaves_the_breaker_open(
         assert len(met) <= before + 2
 
 
+@pytest.mark.thorough("slow")
 def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute, settings: Any) -> None:
     settings.CACHES = caches_at(mute.url, ANSWER_TIMEOUT, max_connections=1)
     fail(new_breaker(Clock()), FAILURES - 1)
@@ -527,6 +532,7 @@ def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute
     assert mute.met <= 2, "the first of eight, and its second try if the machine was too busy to see the answer"
 
 
+@pytest.mark.thorough("slow")
 @forks
 def test_a_forked_worker_behind_sentinel_has_its_own_connections(sentinel_port: int, settings: Any) -> None:
     settings.CACHES = {"default": behind(sentinel_port, **PATIENT)}
@@ -536,6 +542,7 @@ def test_a_forked_worker_behind_sentinel_has_its_own_connections(sentinel_port: 
     assert check("99/m", "user:1").remaining == 94
 
 
+@pytest.mark.thorough("slow")
 @forks
 @pytest.mark.usefixtures("cluster")
 def test_a_forked_worker_of_a_cluster_has_its_own_connections() -> None:

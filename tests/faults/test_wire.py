@@ -112,6 +112,7 @@ def test_a_reply_cut_off_at_any_byte_fails_only_that_call(mode: str, how: str, p
     assert_own_answers(mode)
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize("how", ["end", "reset", "stall"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_request_cut_off_fails_only_that_call(mode: str, how: str, proxy: Proxy, settings: Any) -> None:

@@ -98,6 +98,7 @@ def guarded(own_server: RedisServer, settings: Any) -> Iterator[Guarded]:
         yield Guarded(own_server, client, settings)
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize("user", USERS)
 def test_nothing_that_a_user_of_the_page_needs_is_denied(user: str, guarded: Guarded) -> None:
     permit(guarded.client, user)
@@ -160,6 +161,7 @@ def in_another_database(redis_server: RedisServer, settings: Any) -> Iterator[re
         forget_connections()
 
 
+@pytest.mark.thorough("slow")
 def test_with_select_another_database_can_be_used(in_another_database: redis.Redis) -> None:
     permit(in_another_database, "quota-web", *OF_DATABASE)
 
@@ -168,6 +170,7 @@ def test_with_select_another_database_can_be_used(in_another_database: redis.Red
     assert in_another_database.dbsize() > 0
 
 
+@pytest.mark.thorough("slow")
 def test_without_select_another_database_is_out_of_reach(in_another_database: redis.Redis) -> None:
     permit(in_another_database, "quota-web")
 

@@ -104,6 +104,7 @@ def test_only_what_the_first_trusted_proxy_appended_counts(
     assert {forged[:80]: client for forged, client in clients.items() if client != PEER} == {}
 
 
+@pytest.mark.thorough("slow")
 @MANY
 @given(
     st.lists(st.ip_addresses().map(str) | st.text(max_size=30) | st.sampled_from(FORGED[:20]), max_size=8),
@@ -220,6 +221,7 @@ class TestUnderRealServers:
     REAL, OWN = b"ip:198.51.100.7", b"ip:127.0.0.1"
     OF_PROXY = b"CF-Connecting-IP: 198.51.100.7\r\n"
 
+    @pytest.mark.thorough("slow")
     def test_no_header_of_a_stranger_is_believed(self, ask: Ask) -> None:
         assert {lines: ask("stranger", lines) for lines in LINES} == dict.fromkeys(LINES, self.OWN)
 

@@ -67,16 +67,19 @@ def flooded(full: Any) -> Iterator[int]:
         yield sum(check("3/m", f"header.x:{number}").allowed for number in range(CAP))
 
 
+@pytest.mark.thorough("slow")
 def test_a_flood_fills_only_the_share_of_its_rule(flooded: int, full: Any) -> None:
     assert flooded == SHARE - 1
     assert len(full) == SHARE
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("flooded")
 def test_a_subject_that_was_known_before_a_flood_keeps_its_count() -> None:
     assert [check("3/m", KNOWN).allowed for _ in range(3)] == [True, False, False]
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("flooded")
 def test_a_new_subject_of_a_flooded_rule_is_refused_as_degraded() -> None:
     decision = check("3/m", "ip:192.0.2.2")
@@ -84,6 +87,7 @@ def test_a_new_subject_of_a_flooded_rule_is_refused_as_degraded() -> None:
     assert (decision.allowed, decision.degraded, decision.subject) == (False, True, "ip:192.0.2.2")
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("flooded")
 def test_a_flood_refuses_nobody_under_another_rule() -> None:
     decisions = [check("1/h", f"ip:192.0.2.{number}", name="login") for number in range(20)]
@@ -91,6 +95,7 @@ def test_a_flood_refuses_nobody_under_another_rule() -> None:
     assert [decision for decision in decisions if not decision.allowed or not decision.binding] == []
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("flooded")
 def test_another_rule_still_limits_after_a_flood() -> None:
     check("1/h", KNOWN, name="login")
@@ -98,6 +103,7 @@ def test_another_rule_still_limits_after_a_flood() -> None:
     assert not check("1/h", KNOWN, name="login").allowed
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("flooded")
 def test_the_log_says_which_rule_was_flooded(caplog: pytest.LogCaptureFixture) -> None:
     said = caplog.get_records("setup")[-1].getMessage()
@@ -118,6 +124,7 @@ def flood_again() -> list[bool]:
     return [check("3/m", f"b:{number}").allowed for number in range(CAP)]
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("flooded")
 def test_the_keys_of_a_flood_expire(full: Any) -> None:
     for number in range(20):
@@ -129,12 +136,14 @@ def test_the_keys_of_a_flood_expire(full: Any) -> None:
     assert len(full) == 20
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("flooded")
 def test_a_rule_has_its_whole_share_again_when_a_flood_has_expired() -> None:
     with freeze(START + 300 * SECOND):
         assert sum(flood_again()) == SHARE
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("flooded")
 def test_each_flood_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with freeze(START + 300 * SECOND):

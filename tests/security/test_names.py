@@ -176,6 +176,7 @@ def assert_json(said: str) -> None:
         json.loads(line)
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("played")
 @pytest.mark.django_db
 @in_formats

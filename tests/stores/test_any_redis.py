@@ -325,6 +325,7 @@ for url in sys.argv[1:]:
 """
 
 
+@pytest.mark.thorough("slow")
 def test_a_redis_package_is_imported_only_for_settings_that_name_it(port: int, server: Any, cluster: Cluster) -> None:
     urls = [str(FORMS["url"](port)), f"redis+cluster://127.0.0.1:{cluster.servers[0].port}?{QUERY}"]
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}

@@ -48,6 +48,7 @@ async def all_of(calls: Any) -> list[Any]:
 # --- one wire ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough("slow")
 def test_thousands_of_tasks_at_once_are_decided_by_redis_over_one_connection(raw: redis.Redis) -> None:
     def opened() -> int:
         return int(raw.info("stats")["total_connections_received"])
@@ -180,6 +181,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(reading, "hiredis", None)
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("parser")
 @pytest.mark.parametrize("count", [5_000, thorough("scale", 100_000)])
 def test_every_reply_belongs_to_its_call_though_others_are_cancelled(count: int) -> None:
@@ -214,6 +216,7 @@ def test_a_line_of_replies_that_is_shifted_by_one_would_be_found(
     assert wrong_of(500, Random(1)) != []
 
 
+@pytest.mark.thorough("slow")
 def test_a_reply_that_comes_after_its_wire_was_lost_reaches_nobody(
     raw: redis.Redis, redis_server: RedisServer, settings: Any
 ) -> None:
@@ -324,9 +327,11 @@ class TestALostWire:
 
         return asyncio.run(ask())
 
+    @pytest.mark.thorough("slow")
     def test_leaves_each_call_to_its_on_unavailable(self, silent: list[int]) -> None:
         assert self.decided() == [(True, True), (False, True), (True, True)] * 20
 
+    @pytest.mark.thorough("slow")
     def test_is_one_failure(self, silent: list[int]) -> None:
         self.decided()
 

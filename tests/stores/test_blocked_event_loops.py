@@ -69,6 +69,7 @@ def scripts_run(raw: Any) -> int:
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize("moment", ["asked", thorough("processes", "knocked"), thorough("processes", "queued")])
 def test_a_view_that_blocks_its_loop_causes_no_outage(
     moment: str, redis_server: RedisServer, raw: Any, settings: Any, monkeypatch: pytest.MonkeyPatch

@@ -135,6 +135,7 @@ def test_an_undone_part_leaves_no_count_or_event(cluster: Cluster) -> None:
     assert [(event["kind"], event["share"]) for event in json_of("quota_events")] == [("refused", 0), ("near", 0.5)]
 
 
+@pytest.mark.thorough("slow")
 def test_racing_plans_never_admit_too_many(cluster: Cluster) -> None:
     one, two = pair(cluster)
     asked = [(Rule.make("one", "40/m"), one), (Rule.make("two", "30/m"), two)]

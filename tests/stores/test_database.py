@@ -74,6 +74,7 @@ def test_racing_threads_are_admitted_exactly_up_to_the_limit(store: DatabaseStor
         assert sum(threads.map(hit, range(200))) == LIMIT
 
 
+@pytest.mark.thorough("slow")
 def test_racing_tasks_are_admitted_exactly_up_to_the_limit(store: DatabaseStore) -> None:
     async def race() -> int:
         of_sync_code = [hit(subject="user:2"), await asyncio.to_thread(hit, None, "user:2"), hit(subject="user:2")]
@@ -99,6 +100,7 @@ def test_racing_transfers_move_money_that_is_never_made(store: DatabaseStore) ->
     assert min(totals) >= 0
 
 
+@pytest.mark.thorough("slow")
 @forks
 def test_racing_processes_are_admitted_exactly_up_to_the_limit(store: DatabaseStore, tmp_path: Path) -> None:
     hit(subject="ip:192.0.2.9")  # the parent has a connection, which no child may use
@@ -227,6 +229,7 @@ def pgbouncer(postgres: dict[str, Any], settings: Any, django_db_blocker: Any) -
 
 
 class TestBehindAPgbouncer:
+    @pytest.mark.thorough("slow")
     def test_each_hit_counts_once(self, pgbouncer: dict[str, Any]) -> None:
         with ThreadPoolExecutor(16) as threads:
             assert sum(threads.map(hit, range(16 * 20))) == LIMIT

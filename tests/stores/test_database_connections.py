@@ -186,6 +186,7 @@ def at_address(address: Address, settings: Any, django_db_blocker: Any) -> Itera
         yield store
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize("operation", [Get(keys_of(KEY)), Set(keys_of(KEY), 1, LATER)], ids=["look", "decision"])
 def test_a_connection_to_a_replica_is_not_kept(
     at_address: DatabaseStore, address: Address, postgres: dict[str, Any], replica: dict[str, Any], operation: Any

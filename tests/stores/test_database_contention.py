@@ -193,6 +193,7 @@ def test_async_calls_that_no_thread_could_begin_in_time_are_not_an_outage(
     assert not on_sqlite.breaker.has_failed
 
 
+@pytest.mark.thorough("slow")
 def test_first_calls_that_come_at_once_share_their_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     store, together, vendor_of = DatabaseStore("default"), threading.Barrier(2), store_module.vendor_of
 
@@ -234,6 +235,7 @@ def test_a_subject_that_another_process_holds_is_not_an_outage(on_postgres: Data
     assert not on_postgres.breaker.has_failed
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("impatient")
 def test_a_table_that_somebody_has_locked_is_not_asked_each_time(on_postgres: DatabaseStore, another: Any) -> None:
     another.execute(f"LOCK TABLE {sql.STATE_TABLE} IN ACCESS EXCLUSIVE MODE")

@@ -29,6 +29,7 @@ def hit(store: Any, subject: str = "a", now: int = START) -> bool:
     return answers(decided(store, hits_of(RULE, subject=subject), "check", now))[0].allowed
 
 
+@pytest.mark.thorough("slow")
 def test_racing_threads_are_admitted_exactly_up_to_the_limit_for_all_subjects_or_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -101,6 +101,7 @@ def test_connections_that_were_forgotten_after_they_idled_cost_no_decision(
     assert reported == []
 
 
+@pytest.mark.thorough("slow")
 @both
 def test_forgotten_connections_cost_one_decision(kind: str, forget: Forget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IDLE, 60)

@@ -41,6 +41,7 @@ async def ahit() -> Decision:
     return await acheck("50/m", SUBJECT)
 
 
+@pytest.mark.thorough("slow")
 @forks
 def test_racing_callers_are_admitted_exactly_up_to_the_limit() -> None:
     async def race() -> int:
@@ -87,6 +88,7 @@ def test_every_key_has_a_ttl_close_to_its_content(raw: redis.Redis) -> None:
     assert 0 < raw.pttl(day) <= 9 * 86_400_000
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize(("count", "days"), [(100, 1), (5_000, 1), (10**12, 366)], ids=["100", "5000", "10^12"])
 def test_a_sliding_subject_takes_little_memory_at_any_limit(
     count: int, days: int, raw: redis.Redis, settings: Any
@@ -142,6 +144,7 @@ def test_after_read_only_the_store_connects_anew(raw: redis.Redis) -> None:
     assert not hit().degraded
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize("over_tcp", [True, False], ids=["tcp", "unix"])
 def test_idle_connections_of_a_restarted_server_are_replaced(
     redis_server: RedisServer, settings: Any, over_tcp: bool

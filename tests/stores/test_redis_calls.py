@@ -244,6 +244,7 @@ class TestTheClientOfAServer:
 
         assert client.pool._is_closed
 
+    @pytest.mark.thorough("slow")
     @forks
     def test_begins_anew_in_a_child_process(self, client: ServerClient) -> None:
         before = client.pool

@@ -96,6 +96,7 @@ def test_a_password_repeated_by_a_false_sentinel_is_hidden() -> None:
     assert all(each.endswith("AuthenticationError") for each in said)
 
 
+@pytest.mark.thorough("slow")
 @pytest.mark.parametrize("options", [{}, {"SENTINEL_KWARGS": {"password": None}}], ids=["plain", "options"])
 def test_a_sentinel_that_hangs_is_skipped_in_time(options: dict[str, Any], sentinel_port: int, settings: Any) -> None:
     """The alias sets no time-out at all."""

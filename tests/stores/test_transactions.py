@@ -562,6 +562,7 @@ class TestThePool:
         ):
             pool.place(time.monotonic()).__enter__()
 
+    @pytest.mark.thorough("slow")
     def test_lets_a_forked_process_collect_none_of_its_connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Collecting one would end the session of the parent."""
         monkeypatch.setattr("django_quota.stores.database.connections._inherited", [])

@@ -150,6 +150,7 @@ def test_a_server_that_reads_nothing_ends_the_sending(ends: Any) -> None:
         wire.send(b"x" * 10**8)
 
 
+@pytest.mark.thorough("slow")
 def test_the_time_out_of_a_second_reply_is_one_of_redis_py(ends: Any) -> None:
     wire, server = ends
     server.sendall(b"+OK\r\n$5\r\nab")
@@ -172,6 +173,7 @@ def test_a_connection_that_was_reset_raises_an_error_of_redis_py(does: str, what
         assert is_cut(caught.value)
 
 
+@pytest.mark.thorough("slow")
 def test_a_timer_of_the_process_does_not_prolong_the_wait_for_a_reply(ends: Any) -> None:
     """Each of its signals interrupts the wait, and a time-out that the kernel keeps would begin anew."""
     wire, _ = ends
@@ -238,6 +240,7 @@ def test_only_a_plain_socket_is_waited_for_by_its_poll_object() -> None:
         assert encrypted.gettimeout() == 0.25
 
 
+@pytest.mark.thorough("slow")
 def test_every_reply_belongs_to_its_call_though_threads_are_interrupted(
     redis_server: RedisServer, raw: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

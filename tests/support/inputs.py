@@ -15,7 +15,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 
-SHARE = 0.1  # what `make test` tries of the inputs
+SHARE = 0.05  # what `make test` tries of the inputs
 FEWEST = 10  # it tries at least this many
 TIMES = int(os.environ.get("FUZZ", "1"))  # how many times as many inputs as usual are tried
 

@@ -4,7 +4,8 @@ Mark a test, a class, a file (`pytestmark`) or a parameter with `pytest.mark.tho
 the same code without it, or where it takes seconds. A test that needs such a parameter in `make test` too is marked
 `pytest.mark.always(reason)`. The last lines of each run count what was left out.
 
-`--also` brings one reason back: nox runs the tests on a Cluster with each version of redis-py, whose client it needs.
+`--also` brings one reason back: nox runs the slow tests, and those on a Cluster, with each version of Python and
+redis-py.
 
 With `--all` everything runs on the first server of the machine, which is the Redis on PATH where there is one, and
 `ON_EACH_SERVER` on the others too.
@@ -22,6 +23,7 @@ REASONS = {
     "sqlite": "the same on SQLite as in memory and on Redis",
     "postgresql": "the same on PostgreSQL",
     "cluster": "the same on a Cluster",
+    "slow": "a tenth of a second and more, on lines that quicker tests run too",
     "faults": "each call under more faults of a server",
     "topology": "Clusters and Sentinels of their own: seconds to form, to fail over, to time out",
     "processes": "processes that run, wait or are killed for seconds",
@@ -37,8 +39,8 @@ REASONS = {
 }
 """Each reason to leave a test out, and what the summary says of it."""
 
-REPEATS = {"server", "decoded", "sqlite", "postgresql", "cluster", "variants"}
-"""The reasons of tests that take no longer than those of `make test`."""
+SHORT = {"server", "decoded", "sqlite", "postgresql", "cluster", "variants", "slow"}
+"""The reasons of tests that take less than seconds."""
 
 MANY = 100
 """A test that takes seconds counts as so many others, where files are put in order."""
@@ -93,7 +95,7 @@ class Selection:
         work = Counter[Path]()
         for item in items:
             reasons = {reason for mark in item.iter_markers("thorough") for reason in mark.args}
-            takes_seconds = reasons - REPEATS or (self._all and item.get_closest_marker("hypothesis"))
+            takes_seconds = reasons - SHORT or (self._all and item.get_closest_marker("hypothesis"))
             work[item.path] += MANY if takes_seconds else 1
         return work
 
