@@ -224,16 +224,14 @@ def _session(request: HttpRequest) -> Flow[Any]:
 
 def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest) -> Flow[Any]:
     value = yield from call_flow(function, request)
-    if isinstance(value, LazyObject) and value is getattr(request, "user", None):  # a comparison would load it
-        return (yield from _lazy_user(request))
-    if value is None or value == "":
+    if value in (None, ""):
         return None
     if isinstance(value, Subject):
         return str(value)
     if is_user(value):
         return _known_user(value)
     if isinstance(value, (dict, list, set, tuple)) or _is_shown_by_address(value):
-        kind = type(value).__name__
+        kind = value.__class__.__name__
         del value  # a form, perhaps: error reports show locals
         raise RuleError(
             f"{dotted_path(function)} returned {kind}, which identifies nobody.",
@@ -244,7 +242,7 @@ def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest)
 
 def _is_shown_by_address(value: object) -> bool:
     """Return whether `str()` of a value shows its address in memory, which changes with each request."""
-    shown = type(value)
+    shown = value.__class__  # of a lazy object, that of what it stands for
     return shown.__str__ is object.__str__ and shown.__repr__ is object.__repr__
 
 

@@ -34,7 +34,9 @@ def call_flow(function: Callable[..., Any], given: Any) -> Flow[Any]:
         value = function(given)
     except SynchronousOnlyOperation as error:  # it needs the database, which an event loop must ask in a thread
         return (yield IOCall(partial(_raise, error), partial(sync_to_async(function), given)))
-    if isinstance(value, LazyObject) or not inspect.isawaitable(value):  # which would load a lazy user
+    if isinstance(value, LazyObject):  # of the database, perhaps
+        return (yield IOCall(partial(_loaded, value), partial(sync_to_async(_loaded), value)))
+    if not inspect.isawaitable(value):
         return value
 
     async def wait() -> Any:
@@ -52,6 +54,12 @@ def call_flow(function: Callable[..., Any], given: Any) -> Flow[Any]:
             raise ConfigurationError(f"{name} is async and cannot be awaited here.", hint) from error
 
     return (yield IOCall(run, wait))
+
+
+def _loaded(lazy: Any) -> Any:
+    """Load a lazy object, such as `request.user` or the organization that a middleware has set."""
+    lazy.__class__  # noqa: B018 - any attribute loads it
+    return lazy
 
 
 def _raise(error: Exception) -> Any:

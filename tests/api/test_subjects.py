@@ -42,6 +42,7 @@ from tests.support.calls import always, asubject_of, both, calls_in, fetch, subj
 from tests.support.commands import said
 
 IP = "ip:192.0.2.1"
+ALWAYS = "key.tests.support.calls.always.<locals>.key"
 VISITOR = AnonymousUser()
 SECRET = "s3cret-value"
 
@@ -369,12 +370,13 @@ class TestFunctions:
     def test_a_user_is_the_subject_of_the_user(self) -> None:
         assert subject(always(User(pk=42))) == "user:42"
 
+    @pytest.mark.parametrize("lazy", [False, True], ids=["known", "lazy"])
     @pytest.mark.parametrize(
         "value", [{"a": 1}, ["a"], {"a"}, ("a",), object()], ids=lambda value: type(value).__name__
     )
-    def test_what_identifies_nobody_is_an_error_that_names_its_class(self, value: Any) -> None:
+    def test_what_identifies_nobody_is_an_error_that_names_its_class(self, value: Any, lazy: bool) -> None:
         with pytest.raises(RuleError) as refused:
-            subject_of(always(value), request())
+            subject_of(always(SimpleLazyObject(lambda: value) if lazy else value), request())
 
         assert str(refused.value) == (
             f"tests.support.calls.always.<locals>.key returned {type(value).__name__}, which identifies nobody. Return "
@@ -387,7 +389,7 @@ class TestFunctions:
         ids=["zero", "False", "a string", "a fraction", "an object with a key", "an object that is no user"],
     )
     def test_a_value_is_a_subject_of_the_function(self, value: Any) -> None:
-        assert subject(always(value)) == f"key.tests.support.calls.always.<locals>.key:{value}"
+        assert subject(always(value)) == f"{ALWAYS}:{value}"
 
     @pytest.mark.parametrize("key", [lambda r: "x", partial(lambda r, kind: kind, kind="x"), ("ip", lambda r: "x")])
     def test_a_lambda_is_refused_since_its_counts_would_change_with_its_line(
@@ -419,10 +421,18 @@ class TestFunctions:
         loop = asyncio.run(ask())
         assert (calls[0], calls[1] is loop) == (loop, False)
 
-    def test_a_lazy_user_that_it_returns_is_loaded_in_a_thread_under_async(self) -> None:
-        user = SimpleLazyObject(lambda: async_unsafe(User)(pk=7))
+    @pytest.mark.parametrize(
+        ("value", "found"),
+        [(User(pk=7), "user:7"), (Subject("org", 7), "org:7"), ("x", f"{ALWAYS}:x"), (None, IP), ("", IP)],
+        ids=["a user", "a subject", "a string", "None", "empty"],
+    )
+    def test_a_lazy_object_that_it_returns_is_loaded_in_a_thread_under_async(self, value: Any, found: str) -> None:
+        lazy = SimpleLazyObject(async_unsafe(lambda: value))
 
-        assert asyncio.run(asubject_of(user_of, with_user(user))) == "user:7"
+        assert asyncio.run(asubject_of(always(lazy), request())) == found
+
+    def test_a_lazy_object_that_it_returns_is_what_it_stands_for(self) -> None:
+        assert subject(always(SimpleLazyObject(lambda: Subject("org", 7)))) == "org:7"
 
     def test_a_function_that_queries_the_database_is_an_error_of_a_sync_call_in_a_loop(self) -> None:
         async def ask() -> None:
