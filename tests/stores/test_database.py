@@ -391,6 +391,14 @@ def test_each_error_of_a_driver_becomes_ours() -> None:
     assert {theirs: type(failure_of(theirs("x")).error) for theirs in kinds} == kinds
 
 
+@pytest.mark.parametrize("prefix", ["kvóta", "a_b%", "a'b"], ids=["not ASCII", "wildcards of SQL", "a quote"])
+def test_names_are_those_of_a_prefix(prefix: str, store: DatabaseStore) -> None:
+    for each in (prefix, "kvota", "aXbX"):
+        store.run(Set(keys_of(f"{each}:1:{{user:1}}:c:a"), 5, 10**12))
+
+    assert list(store.names(f"{prefix}:1:*")) == [f"{prefix}:1:{{user:1}}:c:a"]
+
+
 def test_a_bug_of_an_operation_leaves_nothing_behind(store: DatabaseStore) -> None:
     class Broken(Operation):
         def run(self, states: States, now: int) -> None:
