@@ -3,7 +3,6 @@
 import os
 import signal
 import sqlite3
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,6 @@ from django_quota.stores.database.sqlite import file_of
 from django_quota.stores.database.store import DATABASE_CONNECTIONS, DatabaseStore
 from tests.support.counts import keys_of
 from tests.support.databases import Address, address_of, end_sessions, postgres_programs, running_replica
-from tests.support.processes import forks, in_child
 from tests.support.steps import Clock
 from tests.support.stores import store_on
 
@@ -107,19 +105,6 @@ def test_a_connection_that_comes_back_at_the_moment_when_its_pool_closes_is_clos
     (connection,) = idle(pool, 1)
 
     assert connection.is_closed
-
-
-@forks
-def test_a_forked_process_neither_uses_nor_closes_the_connection_of_its_parent(pool: Pool) -> None:
-    """Closing it would end the session of the parent."""
-    of_parent = weakref.ref(idle(pool, 1)[0])
-
-    def work() -> bool:
-        with pool.lent() as (connection, was_idle):
-            is_kept = of_parent() is not None
-            return is_kept and connection is not of_parent() and not was_idle
-
-    assert in_child(work) == 1
 
 
 LOST = {

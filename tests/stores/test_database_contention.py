@@ -90,20 +90,6 @@ def test_who_gives_up_leaves_the_others_in_line() -> None:
         assert list(turns._lines["a"].waiting) == [first]
 
 
-def test_who_waits_for_several_names_takes_them_in_the_order_of_all() -> None:
-    """Else two who name them in different orders would wait for each other."""
-    turns = Turns(1, "busy")
-
-    def enter() -> None:
-        with turns.held(["b", "a"], far()):
-            pass
-
-    with ThreadPoolExecutor(1) as threads, turns.held(["a"], far()):
-        threads.submit(enter)
-        wait_until(lambda: waiting(turns) == 1)
-        assert not turns.are_taken(["b"])
-
-
 def test_as_many_are_inside_as_there_are_places() -> None:
     turns = Turns(2, "busy")
     with (
