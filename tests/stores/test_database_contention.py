@@ -14,7 +14,7 @@ from unittest.mock import patch
 import psycopg
 import pytest
 
-from django_quota import Rule, check, peek
+from django_quota import Rule, check, peek, unban
 from django_quota.core.errors import StoreBusy, StoreRefusesWrites
 from django_quota.engine.operations import Operation, States
 from django_quota.exceptions import StoreUnavailable
@@ -187,6 +187,15 @@ def test_a_database_that_takes_no_writes_lets_nobody_wait_for_a_turn(
         on_sqlite.run(Set(keys_of(KEY), 1, 1))
 
 
+def test_lifting_a_ban_does_not_wait_for_the_log_that_all_subjects_share(
+    on_sqlite: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with on_sqlite._turns.held([sql.subject_prefix("quota:1:{!}:events")], far()):
+        monkeypatch.setattr(store_module, "deadline", time.monotonic)
+
+        assert not unban(FULL, SUBJECT)
+
+
 TRACES = {
     "an admitted hit": Rule.make("free", "9/h"),
     "a refused hit that counts": Rule.make("counted", "1/h", count_refused=True, algorithm="fixed_window"),
@@ -256,6 +265,15 @@ def test_async_calls_that_no_thread_could_begin_in_time_are_not_an_outage(
     with pytest.raises(StoreBusy, match=r": all 16 threads of this process that decide for async code are in use$"):
         asyncio.run(on_sqlite.arun(Get(keys_of(KEY))))
     assert not on_sqlite.breaker.has_failed
+
+
+def test_an_async_call_waits_no_longer_for_its_turn_because_it_waited_for_a_thread(
+    on_sqlite: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [far()]
+    monkeypatch.setattr(store_module, "deadline", ends.pop)
+
+    assert asyncio.run(on_sqlite.arun(Get(keys_of(KEY)))) == [1, "0", 0]
 
 
 def test_closing_waits_for_no_async_call_that_is_under_way(on_sqlite: DatabaseStore) -> None:

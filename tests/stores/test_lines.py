@@ -463,6 +463,7 @@ class TestAWire:
             wire = Wire().wire
             assert wire.beside() is wire.beside()
             assert (wire.beside().most_under_way, wire.most_under_way) == (1, async_wire.MOST_UNDER_WAY)
+            assert wire.beside()._breaker is wire._breaker
 
         asyncio.run(test())
 

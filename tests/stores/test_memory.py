@@ -135,6 +135,14 @@ class TestAStoreOfTenKeys:
 
         assert self.put(store, "sales", *range(3)) == [True, True, False]
 
+    def test_has_no_room_for_two_rules_where_one_key_is_free(self, store: MemoryStore) -> None:
+        self.put(store, "clicks", *range(8))
+        self.put(store, "sales", 0)
+        asked = hits_of(Rule.make("one", "50/m"), Rule.make("two", "50/m"))
+
+        with pytest.raises(StoreFull):
+            decided(store, asked, "check", START)
+
     def test_writes_to_a_key_that_it_has(self, store: MemoryStore) -> None:
         self.put(store, "clicks", *range(9))
 
