@@ -287,9 +287,11 @@ class TestTheFactory:
 
         first, closed = list[Any](), list[Any]()
 
-        assert Slower(options={}).connect_to(LOCATIONS) is first[0]
+        found: Any = Slower(options={}).connect_to(LOCATIONS)
+
+        assert found is first[0]
         closed[0].disconnect.assert_called_once_with()
-        first[0].disconnect.assert_not_called()
+        found.disconnect.assert_not_called()
 
     def test_names_all_servers_of_a_location(self, made: list[Any]) -> None:
         self.factory().connect_to(LOCATIONS)
