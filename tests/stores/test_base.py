@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from django_quota.core.errors import StoreFull, StoreUnavailable
+from django_quota.core.errors import ConfigurationError, QuotaError, StoreFull, StoreUnavailable
 from django_quota.engine.operations import DictStates
 from django_quota.features.counters.operations import Get, Set
 from django_quota.stores.base import Draft, Statement, all_well, asked_once, reason_of, tried
@@ -87,10 +87,11 @@ class TestOperationsThatAreTried:
     def test_go_on_after_one_that_failed(self, replies: list[Any]) -> None:
         assert replies[2][1] == "6"
 
-    def test_raise_the_first_error_where_all_must_be_well(self) -> None:
-        first, second = StoreUnavailable("first"), StoreUnavailable("second")
+    @pytest.mark.parametrize("kind", [StoreUnavailable, ConfigurationError])
+    def test_raise_the_first_error_where_all_must_be_well(self, kind: type[QuotaError]) -> None:
+        first, second = kind("first"), StoreUnavailable("second")
 
-        with pytest.raises(StoreUnavailable) as caught:
+        with pytest.raises(kind) as caught:
             all_well([1, first, second])
         assert caught.value is first
 

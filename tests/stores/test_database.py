@@ -394,6 +394,36 @@ def test_each_error_of_a_driver_becomes_ours() -> None:
     assert {theirs: type(failure_of(theirs("x")).error) for theirs in kinds} == kinds
 
 
+@pytest.mark.parametrize("prefix", ["kvóta", "a_b%", "a'b"], ids=["not ASCII", "wildcards of SQL", "a quote"])
+def test_names_are_those_of_a_prefix(prefix: str, store: DatabaseStore) -> None:
+    for each in (prefix, "kvota", "aXbX"):
+        store.run(Set(keys_of(f"{each}:1:{{user:1}}:c:a"), 5, 10**12))
+
+    assert list(store.names(f"{prefix}:1:*")) == [f"{prefix}:1:{{user:1}}:c:a"]
+
+
+def test_few_names_are_read_by_one_query(store: DatabaseStore) -> None:
+    store.run(Set(keys_of("quota:1:{user:1}:c:a"), 5, 10**12))
+    asked = Mock(side_effect=lambda call: call())
+
+    assert list(store.names("quota:1:*", asked)) == ["quota:1:{user:1}:c:a"]
+    assert asked.call_count == 1
+
+
+def test_an_operation_can_put_one_value_and_drop_another(store: DatabaseStore) -> None:
+    one, other = "quota:1:{user:1}:c:a", "quota:1:{user:1}:c:b"
+
+    class Renamed(Operation):
+        def run(self, states: States, now: int) -> None:
+            states.put(other, states.get(one), now + 10**9)
+            states.drop(one)
+
+    store.run(Set(keys_of(one), 5, 10**12))
+    store.run(Renamed([one, other]))
+
+    assert [store.run(Get(keys_of(key)))[1] for key in (one, other)] == ["0", "5"]
+
+
 def test_a_bug_of_an_operation_leaves_nothing_behind(store: DatabaseStore) -> None:
     class Broken(Operation):
         def run(self, states: States, now: int) -> None:

@@ -9,11 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import psycopg
 import pytest
 
-from django_quota import Rule, check, peek
+from django_quota import Rule, check, peek, unban
 from django_quota.core.errors import StoreBusy, StoreRefusesWrites
 from django_quota.engine.operations import Operation, States
 from django_quota.exceptions import StoreUnavailable
@@ -27,7 +28,8 @@ from django_quota.stores.database.sqlite import SqliteConnection, file_of
 from django_quota.stores.database.store import DATABASE_CONNECTIONS, DatabaseStore
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.counts import keys_of
-from tests.support.steps import Clock
+from tests.support.outages import fail
+from tests.support.steps import Clock, decided, hits_of
 from tests.support.stores import current_store
 
 SUBJECT = "ip:192.0.2.1"
@@ -70,6 +72,22 @@ def test_who_waits_in_vain_leaves_the_line() -> None:
         assert not turns.are_taken(["b"])
     with turns.held(["a", "b"], time.monotonic()):
         pass
+
+
+def test_who_gives_up_leaves_the_others_in_line() -> None:
+    turns = Turns(1, "busy")
+
+    def enter() -> None:
+        with turns.held(["a"], far()):
+            pass
+
+    with ThreadPoolExecutor(1) as threads, turns.held(["a"], far()):
+        threads.submit(enter)
+        wait_until(lambda: waiting(turns) == 1)
+        (first,) = turns._lines["a"].waiting
+        with pytest.raises(StoreBusy), turns.held(["a"], time.monotonic()):
+            pass
+        assert list(turns._lines["a"].waiting) == [first]
 
 
 def test_as_many_are_inside_as_there_are_places() -> None:
@@ -120,6 +138,62 @@ def test_a_hit_on_a_limit_that_is_used_up_does_not_wait_for_its_subject(settings
         decisions = list(threads.map(lambda _: check(FULL, SUBJECT), range(30)))
     assert not any(decisions)
     assert not any(each.degraded for each in decisions)
+
+
+@pytest.fixture
+def used_up(on_sqlite: DatabaseStore, settings: Any) -> DatabaseStore:
+    """A store in which the limit of the subject is used up, and whose refusals write nothing."""
+    settings.QUOTA = {"STORE": "database", "EVENTS": 0}
+    store: DatabaseStore = current_store()
+    assert check(FULL, SUBJECT)
+    return store
+
+
+def test_a_look_that_is_answered_does_not_say_that_the_database_takes_writes(used_up: DatabaseStore) -> None:
+    fail(used_up.breaker, 1)
+    with used_up._turns.held([sql.subject_prefix(KEY)], far()):
+        assert not check(FULL, SUBJECT)
+    assert used_up.breaker.has_failed
+
+
+def test_a_hit_on_a_limit_that_was_used_up_while_it_waited_locks_nothing(
+    on_sqlite: DatabaseStore, settings: Any
+) -> None:
+    settings.QUOTA = {"STORE": "database", "EVENTS": 0}
+    store, other, begin = current_store(), DatabaseStore("default"), SqliteConnection.begin
+    with (
+        patch.object(SqliteConnection, "begin", autospec=True, side_effect=begin) as begun,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        with store._turns.held([sql.subject_prefix(KEY)], far()):
+            waits = threads.submit(check, FULL, SUBJECT)
+            wait_until(lambda: waiting(store._turns) == 1)
+            decided(other, hits_of(FULL, subject=SUBJECT), "check", None)
+        assert not waits.result()
+    other.close()
+    assert begun.call_count == 1  # the hit that used it up
+
+
+def test_a_database_that_takes_no_writes_lets_nobody_wait_for_a_turn(
+    on_sqlite: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(on_sqlite.breaker)
+    monkeypatch.setattr(store_module, "deadline", time.monotonic)
+
+    with (
+        on_sqlite._turns.held([sql.subject_prefix(KEY)], far()),
+        pytest.raises(StoreUnavailable, match="the database has failed several times in a row"),
+    ):
+        on_sqlite.run(Set(keys_of(KEY), 1, 1))
+
+
+def test_lifting_a_ban_does_not_wait_for_the_log_that_all_subjects_share(
+    on_sqlite: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with on_sqlite._turns.held([sql.subject_prefix("quota:1:{!}:events")], far()):
+        monkeypatch.setattr(store_module, "deadline", time.monotonic)
+
+        assert not unban(FULL, SUBJECT)
 
 
 TRACES = {
@@ -191,6 +265,28 @@ def test_async_calls_that_no_thread_could_begin_in_time_are_not_an_outage(
     with pytest.raises(StoreBusy, match=r": all 16 threads of this process that decide for async code are in use$"):
         asyncio.run(on_sqlite.arun(Get(keys_of(KEY))))
     assert not on_sqlite.breaker.has_failed
+
+
+def test_an_async_call_waits_no_longer_for_its_turn_because_it_waited_for_a_thread(
+    on_sqlite: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [far()]
+    monkeypatch.setattr(store_module, "deadline", ends.pop)
+
+    assert asyncio.run(on_sqlite.arun(Get(keys_of(KEY)))) == [1, "0", 0]
+
+
+def test_closing_waits_for_no_async_call_that_is_under_way(on_sqlite: DatabaseStore) -> None:
+    operation = Held()
+
+    async def close_meanwhile() -> None:
+        call = asyncio.ensure_future(on_sqlite.arun(operation))
+        await asyncio.to_thread(operation.begun.wait, PATIENCE)
+        on_sqlite.close()
+        operation.let_go.set()
+        await call
+
+    asyncio.run(close_meanwhile())
 
 
 @pytest.mark.thorough("slow")

@@ -244,6 +244,15 @@ class TestTheClientOfACluster:
         pipeline.assert_called_once_with(False, "hint")
         execute.assert_called_once_with(raise_on_error=False)
 
+    def test_that_is_closed_leaves_other_threads_their_connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        used = Mock()
+        nodes = [SimpleNamespace(redis_connection=used), SimpleNamespace(redis_connection=None)]
+        monkeypatch.setattr(RedisCluster, "get_nodes", lambda _: nodes)
+
+        object.__new__(DjangoRedisCluster).disconnect()
+
+        used.connection_pool.disconnect.assert_called_once_with(inuse_connections=False)
+
 
 class TestTheFactory:
     @pytest.fixture
@@ -268,6 +277,21 @@ class TestTheFactory:
 
         assert clients[0] is clients[1] is not clients[2]
         assert len(made) == 2
+
+    def test_closes_the_client_of_a_thread_that_was_slower(self, made: list[Any]) -> None:
+        class Slower(ClusterConnectionFactory):
+            def _made(self, urls: list[str]) -> Any:
+                first.append(ClusterConnectionFactory(options={}).connect_to(urls))  # another thread
+                closed.append(super()._made(urls))
+                return closed[0]
+
+        first, closed = list[Any](), list[Any]()
+
+        found: Any = Slower(options={}).connect_to(LOCATIONS)
+
+        assert found is first[0]
+        closed[0].disconnect.assert_called_once_with()
+        found.disconnect.assert_not_called()
 
     def test_names_all_servers_of_a_location(self, made: list[Any]) -> None:
         self.factory().connect_to(LOCATIONS)
@@ -360,9 +384,9 @@ class TestTheCache:
         return client
 
     def test_reads_many_keys_of_a_version(self, cache: Any, asked: Any) -> None:
-        asked.its.execute.return_value = [b"1", None, b"3"]
+        asked.its.execute.return_value = [b"1", None, b""]
 
-        assert cache.get_many(["a", "b", "c"], version=2) == {"a": "1", "c": "3"}
+        assert cache.get_many(["a", "b", "c"], version=2) == {"a": "1", "c": ""}
         assert [each.args[0] for each in asked.its.get.call_args_list] == ["2:a", "2:b", "2:c"]
 
     def test_takes_no_answer_for_that_to_another_key(self, cache: Any, asked: Any) -> None:

@@ -360,9 +360,10 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         stops: str = "",
         kind: type[Connection] = Connection,
         sentinels: Any = None,
+        reply: int = 4,
     ) -> None:
         async def whole() -> None:
-            options = {"socket_timeout": 4 * TICK, "socket_connect_timeout": 10 * TICK, "stops": stops}
+            options = {"socket_timeout": reply * TICK, "socket_connect_timeout": 10 * TICK, "stops": stops}
             wire = AsyncWire(Source(kind, options, sentinels), 60.0, Breaker())
             wire._tick = TICK
             wire._loop = timers = Timers()  # type: ignore[assignment]
@@ -382,18 +383,19 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 class TestANewConnection:
     @pytest.mark.parametrize(
-        ("stops", "kind", "asked", "ticks"),
+        ("stops", "kind", "asked", "reply", "ticks"),
         [
-            ("at the socket", Connection, 0, 10),
-            ("at the socket", OfSocketFile, 0, 4),
-            ("at the socket", Connection, 2, 30),
-            ("at the greeting", Connection, 0, 4),
-            ("at the greeting", Connection, 2, 4),
+            ("at the socket", Connection, 0, 4, 10),
+            ("at the socket", OfSocketFile, 0, 4, 4),
+            ("at the socket", Connection, 2, 4, 30),
+            ("at the socket", Connection, 2, 20, 60),
+            ("at the greeting", Connection, 0, 4, 4),
+            ("at the greeting", Connection, 2, 4, 4),
         ],
-        ids=["TCP", "a socket file", "two sentinels", "greeting", "greeting after sentinels"],
+        ids=["TCP", "a socket file", "two sentinels", "slow sentinels", "greeting", "greeting after sentinels"],
     )
     def test_is_late_after_its_time_out(
-        self, stops: str, kind: type[Connection], asked: int, ticks: int, opening: Any
+        self, stops: str, kind: type[Connection], asked: int, reply: int, ticks: int, opening: Any
     ) -> None:
         async def wait(wire: AsyncWire, timers: Timers, connecting: asyncio.Task[Any]) -> None:
             wire._opening = connecting  # so that the wire looks for what is late
@@ -407,7 +409,7 @@ class TestANewConnection:
             assert (type(error), str(error)) == (RedisTimeoutError, "Timeout connecting to server")
             assert error.__suppress_context__  # a time-out of asyncio says nothing more
 
-        opening(wait, stops, kind, played_sentinels(clients=asked) if asked else None)
+        opening(wait, stops, kind, played_sentinels(clients=asked) if asked else None, reply)
 
     @pytest.mark.parametrize(
         ("stops", "error"),

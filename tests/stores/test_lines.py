@@ -432,6 +432,20 @@ class TestAWire:
 
         asyncio.run(test())
 
+    def test_ends_the_wait_of_late_calls_though_one_of_them_was_cancelled(self) -> None:
+        async def test() -> None:
+            wire = Wire()
+            cancelled, late = wire.execute(), wire.execute()
+            await settled()
+            cancelled.cancel()
+            await settled()
+            wire.wire._waited = 1.0
+            wire.wire._look()
+            with pytest.raises(StoreBusy, match="others kept this event loop busy for 1 s"):
+                await late
+
+        asyncio.run(test())
+
     def test_says_how_many_calls_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(async_wire, "MOST_WAITING", 1_000)
 
@@ -449,6 +463,7 @@ class TestAWire:
             wire = Wire().wire
             assert wire.beside() is wire.beside()
             assert (wire.beside().most_under_way, wire.most_under_way) == (1, async_wire.MOST_UNDER_WAY)
+            assert wire.beside()._breaker is wire._breaker
 
         asyncio.run(test())
 

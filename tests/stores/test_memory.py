@@ -136,6 +136,14 @@ class TestAStoreOfTenKeys:
 
         assert self.put(store, "sales", *range(3)) == [True, True, False]
 
+    def test_has_no_room_for_two_rules_where_one_key_is_free(self, store: MemoryStore) -> None:
+        self.put(store, "clicks", *range(8))
+        self.put(store, "sales", 0)
+        asked = hits_of(Rule.make("one", "50/m"), Rule.make("two", "50/m"))
+
+        with pytest.raises(StoreFull):
+            decided(store, asked, "check", START)
+
     def test_writes_to_a_key_that_it_has(self, store: MemoryStore) -> None:
         self.put(store, "clicks", *range(9))
 
@@ -159,6 +167,18 @@ class TestAStoreOfTenKeys:
 
         assert len(store) == 8
         assert found == [True] * 4 + [False] * 2
+
+    def test_has_room_for_a_rule_again_though_another_has_written_to_its_keys(self, store: MemoryStore) -> None:
+        """The days of a subject count for the rule that came first, also when they end."""
+        rules = [Rule.make(name, "50/m", daily=True) for name in ("first", "second")]
+
+        found = [
+            answers(decided(store, hits_of(rule, now=moment), "check", moment))[0].allowed
+            for moment in range(START, START + 900 * DAY, 100 * DAY)
+            for rule in rules
+        ]
+
+        assert found == [True] * 18
 
     def test_forgets_a_counter_of_which_it_has_no_key(self, store: MemoryStore) -> None:
         """Else names that come once would fill the memory."""
@@ -287,7 +307,7 @@ class TestAClockThatSteps:
     """The clock of the machine, by which the store counts where no test sets the time."""
 
     @pytest.fixture(params=[-3_600, 3_600], ids=["back", "forth and back"])
-    def pass_time(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    def pass_time(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         """Two hits are counted before the clock steps, and then back; yields how to let time pass."""
         lasting, now = Clock(), START
         monkeypatch.setattr("django_quota.stores.memory.elapsed", lasting)
@@ -303,6 +323,18 @@ class TestAClockThatSteps:
         self.ask_often()
         pass_time(1, -request.param)
         return pass_time
+
+    @pytest.mark.parametrize(("later", "is_kept"), [(1, True), (2, False)], ids=["not yet", "then"])
+    def test_does_not_shorten_how_long_an_expired_key_stays(
+        self, later: int, is_kept: bool, pass_time: Callable[..., None]
+    ) -> None:
+        store, key = MemoryStore(), keys_of("quota:1:{a}:c:clicks")
+        store.run(Set(key, 1, SECOND))
+        pass_time(1 + later, 3_600)
+
+        store.run(Get(keys_of("quota:1:{b}:c:clicks")))
+
+        assert len(store) == is_kept
 
     def ask_often(self) -> None:
         for number in range(20):

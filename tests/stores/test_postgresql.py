@@ -161,7 +161,7 @@ class TestAPipeline:
         assert waited == [1.5, 0.0]
 
     def test_reads_all_results_before_it_raises_the_first_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        first, second = SimpleNamespace(**vars(FAILED)), SimpleNamespace(**vars(FAILED))
+        first, second = (SimpleNamespace(**vars(FAILED), number=number) for number in (1, 2))
         server = Server(rows(), None, first, None, ABORTED, None, second, None, SYNCED)
         made: list[Any] = []
 
@@ -176,9 +176,10 @@ class TestAPipeline:
         assert made == [(first, "utf-8")]
         assert server.results == []
 
-    def test_says_that_a_connection_is_closed_which_sends_nothing(self) -> None:
+    @pytest.mark.parametrize("sent", [[], [rows(), None]], ids=["at all", "more"])
+    def test_says_that_a_connection_is_closed_which_sends_nothing(self, sent: list[Any]) -> None:
         with pytest.raises(psycopg.OperationalError, match=r"^the connection is closed$"):
-            run(Server(rows(), None), "a")
+            run(Server(*sent), "a")
 
     def test_needs_a_newer_libpq_than_13(self) -> None:
         server = Server()

@@ -21,6 +21,7 @@ from django_quota.core.errors import (
     StoreUnavailable,
 )
 from django_quota.exceptions import ConfigurationError
+from django_quota.stores.base import MAX_REASON_LENGTH
 from django_quota.stores.redis.errors import (
     ConnectFailedError,
     answered_plain,
@@ -104,6 +105,11 @@ class TestTheReasonOfAnError:
 
     def test_shows_no_password_in_a_url(self) -> None:
         assert "secret" not in self.reason(theirs.ResponseError("redis://u:secret@h"))
+
+    def test_shows_no_beginning_of_a_password_where_a_long_text_is_cut(self) -> None:
+        before = "x" * (MAX_REASON_LENGTH - len(" redis://u:secret"))
+
+        assert "secret" not in self.reason(theirs.ResponseError(f"{before} redis://u:secret-word@h"))
 
     @pytest.mark.parametrize(
         ("text", "said"),

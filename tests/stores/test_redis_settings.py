@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import redis
+from django.core.cache.backends.redis import RedisCache
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -141,6 +142,13 @@ class TestAProblemOfTheOptions:
         found = self.problem(socket_timeout="x" * 1_000)
 
         words = "socket_timeout of this Redis is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', which is not a timeout."
+        assert found is not None
+        assert found.message == words
+
+    def test_shows_no_password(self) -> None:
+        found = Which(ValueError("redis://u:secret@h is wrong.")).problem()
+
+        words = "The options of this Redis do not make a connection: ValueError: redis://***@h is wrong."
         assert found is not None
         assert found.message == words
 
@@ -278,11 +286,15 @@ def test_an_alias_without_a_redis_leads_nowhere(how: Callable[[WhichRedis], obje
         how(redis_of_alias("no such alias"))
 
 
+class CacheOfTheSite(RedisCache):
+    """A subclass of Django's own cache."""
+
+
 class TestAnAliasOfDjangosOwnCache:
-    @pytest.fixture
-    def of_django(self, settings: Any) -> Callable[..., WhichRedis]:
+    @pytest.fixture(params=[RedisCache, CacheOfTheSite])
+    def of_django(self, request: pytest.FixtureRequest, settings: Any) -> Callable[..., WhichRedis]:
         def of_django(location: str = "redis://h", **options: Any) -> WhichRedis:
-            backend = "django.core.cache.backends.redis.RedisCache"
+            backend = f"{request.param.__module__}.{request.param.__qualname__}"
             settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}}
             return redis_of_alias("default")
 

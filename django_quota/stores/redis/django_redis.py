@@ -169,7 +169,13 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # djan
         """Return the client of the Cluster that these servers belong to."""
         urls = list(urls)
         place = ",".join(urls)
-        return self._clusters.get(place) or self._clusters.setdefault(place, self._made(urls))
+        if (found := self._clusters.get(place)) is not None:
+            return found
+        made = self._made(urls)
+        first = self._clusters.setdefault(place, made)
+        if first is not made:  # another thread was faster
+            made.disconnect()
+        return first
 
     def _made(self, urls: list[str]) -> DjangoRedisCluster:
         given = {**self.make_connection_params(urls[0]), **self.pool_cls_kwargs, **self.redis_client_cls_kwargs}
