@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import unescape
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import pytest
@@ -81,6 +81,15 @@ class ByName(BaseBackend):
             raise PermissionDenied
         if username == "broken":
             raise RuntimeError("the directory does not answer")
+
+
+class Asked(BaseBackend):
+    """A backend that keeps the addresses of the requests that it is asked about, and accepts nobody."""
+
+    addresses: ClassVar[list[str]] = []
+
+    def authenticate(self, request: Any, username: Any = None, password: Any = None, **kwargs: Any) -> Any:
+        self.addresses.append(request.META["REMOTE_ADDR"])
 
 
 class WithoutLogins:
@@ -214,6 +223,16 @@ class TestGuesses:
 
         with freeze(START):
             assert [guess() for _ in range(6)] == ["wrong"] * 5 + ["refused"]
+
+    def test_the_other_backends_are_asked_about_the_same_request(
+        self, guess: Callable[..., str], settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.Asked"]
+        monkeypatch.setattr(Asked, "addresses", [])
+
+        guess(address=AWAY)
+
+        assert Asked.addresses == [AWAY]
 
     def test_without_a_request_the_limit_by_name_applies(self) -> None:
         with freeze(START):
@@ -1207,6 +1226,7 @@ def test_a_check_says_what_is_wrong_with_what_to_do(
         pytest.param(["axes"], [OURS, MODEL], False, id="axes keeps its log"),
         pytest.param(["axes.apps.AppConfig"], [OURS, MODEL], False, id="axes by its config"),
         pytest.param([], [MODEL], False, id="our backend is not used"),
+        pytest.param([], ["axes.backends.AxesBackend", OURS, MODEL], False, id="a backend of axes is there"),
     ],
 )
 def test_w048_a_setting_of_axes_without_axes_is_found(

@@ -627,7 +627,7 @@ def test_e035_is_found_for_one_of_two_limits(settings: Any) -> None:
 
 
 class TestNamesOfRules:
-    @pytest.mark.parametrize("name", ["above", "below", "unwrapped"])
+    @pytest.mark.parametrize("name", ["above", "below", "unwrapped", "wide", "narrow", "posted"])
     def test_the_rules_of_operations_are_known(self, name: str) -> None:
         assert name in known_rules()
 
