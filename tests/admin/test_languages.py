@@ -11,6 +11,7 @@ from django_quota import Rule, counter, quota, slot
 from django_quota.core.errors import QuotaError
 from django_quota.core.rates import parse_override_rates
 from django_quota.error_texts import error_in_words
+from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import smaller_hint
 from django_quota.subjects.subject import override_subject
 from django_quota.testing import clear
@@ -210,6 +211,16 @@ def test_a_network_that_is_smaller_than_a_client_is_reported_in_the_language(lan
 
     assert "is smaller than a /64" in small
     assert translated not in ("", small)
+
+
+@pytest.mark.usefixtures("database")
+def test_a_question_says_in_the_language_which_override_keeps_a_rule_from_being_raised() -> None:
+    QuotaOverride.objects.create(subject="user:42", rule="window", mode="exempt")
+    client = superuser(headers={"accept-language": "de"})
+
+    page = client.get("/admin/django_quota/subject/action/raise/", {"subject": "user:42", "on": "window"})
+
+    assert "eine Sonderregel ist in Kraft: befreit" in words(page.content.decode())
 
 
 BROKEN = {"rate": "10/parsec", "tier": {"rate": {"pro": "many"}}, "unrated": {"key": "ip"}, "bucket": {"rate": 5}}
