@@ -834,6 +834,20 @@ class AlwaysAsking(LoginQuotaBackend):
         return True
 
 
+class AskingTheDatabase(LoginQuotaBackend):
+    """A backend that looks into the database whether an attempt needs a CAPTCHA."""
+
+    def needs_captcha(self, request: HttpRequest, decision: Any) -> bool:
+        return not User.objects.exists()
+
+
+@memory
+def test_the_database_may_say_whether_an_attempt_needs_a_captcha(guess: Callable[..., str], settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [f"{HERE}.AskingTheDatabase", MODEL]
+
+    assert guess(PASSWORD) == "in"
+
+
 @memory
 @pytest.mark.parametrize("log_in", [authenticate, async_to_sync(aauthenticate)], ids=["sync", "async"])
 def test_code_without_a_request_needs_no_captcha(log_in: Any, settings: Any) -> None:
