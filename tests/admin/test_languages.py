@@ -5,6 +5,7 @@ from html import unescape
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.utils import translation
 
 from django_quota import Rule, counter, quota, slot
@@ -141,6 +142,24 @@ def test_a_form_says_what_is_wrong_in_the_language(language: str, given: dict[st
     assert errors
     assert re.findall(english, _QUOTED.sub("", " ".join(errors))) == []
     assert errors != errors_in("en")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"subject": "user:"}, id="a wrong subject"),
+        pytest.param({"rate": "10/parsec"}, id="a wrong rate"),
+        pytest.param({"rule": "bucket", "rate": "+500"}, id="a rate that does not fit its rule"),
+    ],
+)
+def test_a_row_that_cannot_be_saved_says_why_in_the_language(given: dict[str, str]) -> None:
+    row = QuotaOverride(**{"subject": "user:42", "rate": "5/m", **given})
+
+    with translation.override("de"), pytest.raises(ValidationError) as caught:
+        row.clean()
+
+    (text,) = caught.value.messages
+    assert re.findall(r"\b(?:the|is|not|a|use|it|of|and|for|rate)\b", _QUOTED.sub("", text)) == []
 
 
 RAISING = pytest.mark.parametrize(

@@ -245,10 +245,13 @@ class TestTheDatabase:
         QuotaOverride.objects.bulk_create([override(subject="ip:2001:DB8:1::7")])
         QuotaOverride.objects.filter(subject="ip:2001:db8::/64").update(subject="ip:2001:DB8:2::7")
         assert {row.subject for row in QuotaOverride.objects.all()} == {"ip:2001:db8:1::/64", "ip:2001:db8:2::/64"}
-        with pytest.raises(RateError):
-            override(mode="rate", rate="many").save()
         with pytest.raises(RuleError):
             override(subject="").save()
+
+    @pytest.mark.parametrize("rate", ["many", "", " "], ids=["no rate", "an empty one", "a blank"])
+    def test_another_rate_that_is_none_is_an_error(self, rate: str) -> None:
+        with pytest.raises(RateError):
+            override(mode="rate", rate=rate).save()
 
     @pytest.mark.parametrize(
         "save",
