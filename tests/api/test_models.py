@@ -248,6 +248,16 @@ class TestTheDatabase:
         with pytest.raises(RuleError):
             override(subject="").save()
 
+    def test_a_row_is_saved_though_old_changes_cannot_be_deleted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(using: str) -> None:
+            raise DatabaseError("too busy")
+
+        monkeypatch.setattr("django_quota.models._forget_changes", fail)
+
+        override().save()
+
+        assert QuotaOverride.objects.count() == 1
+
     @pytest.mark.parametrize("rate", ["many", "", " "], ids=["no rate", "an empty one", "a blank"])
     def test_another_rate_that_is_none_is_an_error(self, rate: str) -> None:
         with pytest.raises(RateError):
