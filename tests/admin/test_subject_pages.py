@@ -204,6 +204,7 @@ class TestSearch:
         shown = superuser().get(PAGE, {"subject": "ip:nowhere"}).content.decode()
 
         assert "errornote" in shown
+        assert 'name="find" value="ip:nowhere"' in shown
         assert "Refused last" not in shown
 
     def test_the_empty_search_says_that_nobody_was_refused(self) -> None:
