@@ -516,6 +516,15 @@ class TestSeveralBackends:
 
         assert client.session["_auth_user_backend"] == backend
 
+    @pytest.mark.parametrize("log_in", [authenticate, async_to_sync(aauthenticate)], ids=["sync", "async"])
+    def test_the_session_of_a_view_names_the_backend_that_accepted(self, log_in: Any) -> None:
+        request = visit()
+        request.session = Client().session
+
+        login(request, log_in(request, username="ann", password=PASSWORD))
+
+        assert request.session["_auth_user_backend"] == MODEL
+
     def test_sessions_outlive_the_removal_of_our_backend(self, settings: Any) -> None:
         client, request = Client(), visit()
         assert client.login(username="ann", password=PASSWORD)
@@ -678,6 +687,13 @@ class TestSeveralBackends:
 )
 def test_the_names_of_a_login_are_those_of_its_credentials(credentials: dict[str, Any], names: list[str]) -> None:
     assert LoginQuotaBackend().user_names(credentials) == names
+
+
+@pytest.mark.usefixtures("database")
+def test_the_names_of_a_login_have_the_name_of_the_users_of_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(User, "USERNAME_FIELD", "last_name")
+
+    assert LoginQuotaBackend().user_names({"last_name": "roe", "password": "x"}) == ["roe"]
 
 
 @pytest.mark.usefixtures("database")

@@ -134,6 +134,20 @@ async def test_a_refused_handshake_has_the_headers_of_a_refused_request() -> Non
     assert headers[b"ratelimit"].startswith(b'"connect";r=0')
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [pytest.param({"connect": "9/m"}, id="handshakes"), pytest.param({"at_once": 9}, id="open sockets")],
+)
+@in_a_loop
+async def test_a_handshake_that_is_refused_during_an_outage_is_a_503(limit: dict[str, Any]) -> None:
+    application = QuotaSocket(echo, key="ip", on_unavailable="deny", **limit)
+
+    with no_answer():
+        start = await Client(application, extensions=HTTP_RESPONSE).next()
+
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 503)
+
+
 ANN, BOB = User(pk=1), User(pk=2)
 
 
@@ -416,6 +430,20 @@ async def test_a_subject_has_only_so_many_sockets_open() -> None:
     socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
 
     assert await answers(socket(), socket(), socket(address="::1")) == ["accept", "close", "accept"]
+
+
+@in_a_loop
+async def test_open_sockets_count_by_user_or_else_by_address() -> None:
+    socket = partial(Client, QuotaSocket(echo, at_once=1))
+
+    assert await answers(socket(ANN), socket(ANN), socket(BOB), socket()) == ["accept", "close", "accept", "accept"]
+
+
+@in_a_loop
+async def test_open_sockets_of_two_applications_count_together_if_their_name_is_the_same() -> None:
+    chat, news, other = (QuotaSocket(echo, at_once=1, key="ip", name=name) for name in ("a", "a", "b"))
+
+    assert await answers(*map(Client, (chat, news, other))) == ["accept", "close", "accept"]
 
 
 @in_a_loop

@@ -128,6 +128,18 @@ def test_the_arguments_of_the_task_stay(export: Any, kind: str) -> None:
     assert (result.args, result.kwargs) == ([7], {"file_format": "pdf"})
 
 
+def test_the_keyword_arguments_of_the_task_tell_its_key_and_its_cost(export: Any) -> None:
+    limit = TaskQuota(
+        "10/m",
+        key=lambda task, args, kwargs: f"format:{kwargs['file_format']}",
+        cost=lambda task, args, kwargs: {"pdf": 2, "csv": 1}[kwargs["file_format"]],
+    )
+
+    found = [limit.enqueue(export, 7, file_format=name) for name in ("pdf", "csv", "pdf")]
+
+    assert waits(*found) == [0.0, 0.0, 12.0]
+
+
 def test_the_options_of_the_task_stay(export: Any) -> None:
     limit = TaskQuota("10/m")
     limit.enqueue(export, 1)
