@@ -9,6 +9,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
@@ -154,6 +155,16 @@ class TestStacked:
         assert refused.value.decision.retry_after == pytest.approx(60, abs=5)
 
 
+@pytest.mark.django_db
+def test_the_key_of_an_async_view_may_ask_the_database() -> None:
+    def by_number_of_users(group: str, request: HttpRequest) -> str:
+        return str(User.objects.count())
+
+    view = ratelimit(key=by_number_of_users, rate="1/m")(async_ok)
+
+    assert async_to_sync(view)(get()).status_code == 200
+
+
 def test_three_stacked_decorators_share_one_decision() -> None:
     view = ratelimit(key="ip", rate="9/m")(stacked)
     request = get()
@@ -289,6 +300,13 @@ class TestUsage:
         usage = get_usage(get(), group="methods", key="ip", rate="0/m", method=method)
 
         assert (usage is not None) is is_limited
+
+    def test_a_look_by_another_key_says_nothing_of_a_hit_before(self) -> None:
+        request, limit = get(), {"group": "g", "rate": "1/m"}
+        for _ in range(2):
+            is_ratelimited(request, key="ip", increment=True, **limit)
+
+        assert not is_ratelimited(request, key=lambda group, request: "another", **limit)
 
     def test_limits_of_different_methods_count_apart(self) -> None:
         reading, writing = (
