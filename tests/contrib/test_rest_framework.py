@@ -1056,6 +1056,11 @@ class TestBodiesAndCosts:
 
         assert [peek(name, "user:1").remaining for name in ("budget", "scope")] == [50, 50]
 
+    @pytest.mark.parametrize("cost", [0, "5"], ids=["nothing", "a string"])
+    def test_a_cost_that_no_rule_takes_is_an_error(self, cost: Any) -> None:
+        with pytest.raises(RuleError, match="cost"):
+            called(view_of(quota_rules=["search"], quota_cost=cost))
+
     def test_the_cost_of_a_view_replaces_the_costs_of_a_rule_by_view(self, settings: Any) -> None:
         with_rules(settings, budget={"rate": "100/m", "key": "user", "costs": {"own": 7}})
         at(settings, own=view_of(QuotaThrottle, quota_rules=["budget"], quota_cost=50))
@@ -1214,6 +1219,11 @@ class TestChecks:
 
         assert [re.findall(r"rule '(\w+)'", each.msg)[0] for each in found] == ["first", "second", "third"]
 
+    def test_w051_is_found_once_for_a_rule_that_a_view_names_twice(self, settings: Any) -> None:
+        view = view_of(QuotaThrottle, quota_cost=50, quota_rules=["each"], throttle_scope="each")
+
+        assert len(findings(settings, view, each={"rate": "9/m"})) == 1
+
     def test_w029_is_found_for_each_rule_that_would_wait(self, settings: Any) -> None:
         rules = {name: {"rate": "2/m", "key": "user", "match": "/api/"} for name in ("first", "second")}
 
@@ -1339,7 +1349,8 @@ def test_the_rate_of_a_scope_that_is_a_rule_too_is_known_where_a_throttle_takes_
 
 def test_the_rules_of_an_action_are_known(settings: Any) -> None:
     share = with_quota_rules(Rule.make("shares", "5/m", key="user"))(lambda self, request: Response())
-    findings(settings, type("Books", (Things,), {"share": share}).as_view({"post": "share"}))
+    books: Any = type("Books", (Things,), {"share": share})
+    findings(settings, books.as_view({"post": "share"}))
 
     assert "shares" in known_rules()
 
