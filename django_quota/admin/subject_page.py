@@ -283,7 +283,7 @@ def _refused(now: int, refusal: Any) -> str:
 
 def _overrides(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride]) -> Iterator[tuple[QuotaOverride, Any, str]]:
     """Yield each override with its state, and the rules for which it holds because none is more specific."""
-    named = {row.rule for row in rows} | {limit.rule for limit in snapshot.limits} | snapshot.unread.keys()
+    named = {row.rule for row in rows}
     deciding = {name: override.pk for name in sorted(named) if (override := snapshot.override_of(name))}
     for row in rows:
         names, state = [name for name, pk in deciding.items() if pk == row.pk], override_state(row)

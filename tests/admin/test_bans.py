@@ -184,6 +184,21 @@ class TestLifting:
 
         assert messages_of(answer) == [("error", "The request names no ban.")]
 
+    def test_a_form_that_names_no_ban_leads_back_to_the_filter(self) -> None:
+        fields = {"bans": "[7]", "confirmed": "yes", "subject": SUBJECT, "rule": "login"}
+
+        answer = superuser().post(f"{PAGE}lift/", fields)
+
+        assert answer["Location"] == f"{PAGE}?subject={quote(SUBJECT)}&rule=login"
+
+    def test_only_the_bans_that_were_in_force_are_counted(self, ann: str) -> None:
+        unban("search", ann)
+
+        page = lift(superuser(), pair(ann), pair(ann, "search"))
+
+        assert "1 ban was lifted." in page
+        assert LogEntry.objects.get().change_message == "Lift ban: 1 ban was lifted."
+
     def test_a_form_without_a_ban_says_what_to_do(self) -> None:
         answer = superuser().post(f"{PAGE}lift/", {"confirmed": "yes", "rule": "login"}, follow=True)
 
@@ -625,6 +640,19 @@ class TestWithoutTheStore:
         block()
 
         assert subjects(superuser()) == [SUBJECT]
+
+    @pytest.mark.parametrize(
+        ("query", "listed"),
+        [
+            pytest.param({"rule": "login"}, ["user:7"], id="a rule"),
+            pytest.param({"subject": SUBJECT}, [SUBJECT], id="a subject"),
+        ],
+    )
+    def test_the_page_lists_the_blocks_that_a_filter_finds(self, query: dict[str, str], listed: list[str]) -> None:
+        block()
+        block("user:7", rule="login")
+
+        assert subjects(superuser(), **query) == listed
 
     def test_all_blocks_of_the_list_can_be_lifted(self) -> None:
         block()

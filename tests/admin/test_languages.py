@@ -5,12 +5,14 @@ from html import unescape
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.utils import translation
 
 from django_quota import Rule, counter, quota, slot
 from django_quota.core.errors import QuotaError
 from django_quota.core.rates import parse_override_rates
 from django_quota.error_texts import error_in_words
+from django_quota.models import QuotaOverride
 from django_quota.operating.lookup import smaller_hint
 from django_quota.subjects.subject import override_subject
 from django_quota.testing import clear
@@ -142,6 +144,24 @@ def test_a_form_says_what_is_wrong_in_the_language(language: str, given: dict[st
     assert errors != errors_in("en")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"subject": "user:"}, id="a wrong subject"),
+        pytest.param({"rate": "10/parsec"}, id="a wrong rate"),
+        pytest.param({"rule": "bucket", "rate": "+500"}, id="a rate that does not fit its rule"),
+    ],
+)
+def test_a_row_that_cannot_be_saved_says_why_in_the_language(given: dict[str, str]) -> None:
+    row = QuotaOverride(**{"subject": "user:42", "rate": "5/m", **given})
+
+    with translation.override("de"), pytest.raises(ValidationError) as caught:
+        row.clean()
+
+    (text,) = caught.value.messages
+    assert re.findall(r"\b(?:the|is|not|a|use|it|of|and|for|rate)\b", _QUOTED.sub("", text)) == []
+
+
 RAISING = pytest.mark.parametrize(
     ("read", "text"),
     [
@@ -210,6 +230,16 @@ def test_a_network_that_is_smaller_than_a_client_is_reported_in_the_language(lan
 
     assert "is smaller than a /64" in small
     assert translated not in ("", small)
+
+
+@pytest.mark.usefixtures("database")
+def test_a_question_says_in_the_language_which_override_keeps_a_rule_from_being_raised() -> None:
+    QuotaOverride.objects.create(subject="user:42", rule="window", mode="exempt")
+    client = superuser(headers={"accept-language": "de"})
+
+    page = client.get("/admin/django_quota/subject/action/raise/", {"subject": "user:42", "on": "window"})
+
+    assert "eine Sonderregel ist in Kraft: befreit" in words(page.content.decode())
 
 
 BROKEN = {"rate": "10/parsec", "tier": {"rate": {"pro": "many"}}, "unrated": {"key": "ip"}, "bucket": {"rate": 5}}

@@ -899,7 +899,7 @@ def test_the_page_of_a_user_has_a_link_to_the_user(client: Client) -> None:
 
     lines = said(client, "subject/?subject=user:7")
 
-    assert [line for line in lines if line.startswith(("ann", "user:7", "User"))] == [
+    assert [line for line in lines if line.startswith(("ann", "user:7", "User", "Failed logins"))] == [
         "User ann [/admin/auth/user/7/change/]",
     ]
 

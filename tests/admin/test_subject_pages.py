@@ -204,6 +204,7 @@ class TestSearch:
         shown = superuser().get(PAGE, {"subject": "ip:nowhere"}).content.decode()
 
         assert "errornote" in shown
+        assert 'name="find" value="ip:nowhere"' in shown
         assert "Refused last" not in shown
 
     def test_the_empty_search_says_that_nobody_was_refused(self) -> None:
@@ -523,6 +524,15 @@ class TestOverrides:
             ["search", "everybody", "off for everybody", "no rule: another override takes precedence"],
         ]
 
+    def test_those_that_have_ended_come_last_and_hold_for_no_rule(self) -> None:
+        override(SUBJECT, rule="search", mode="exempt", expires=datetime(2025, 11, 2, tzinfo=UTC))
+        override("*", rule="search", mode="rate", rate="30/m")
+
+        assert self.rows(SUBJECT) == [
+            ["search", "everybody", "30/m", "search"],
+            ["search", SUBJECT, "exempt", "–"],  # noqa: RUF001 — as the page writes it
+        ]
+
     def test_a_page_lists_at_most_100(self) -> None:
         QuotaOverride.objects.bulk_create(
             QuotaOverride(subject=SUBJECT, rule=f"rule{number}", mode="exempt") for number in range(101)
@@ -779,6 +789,17 @@ def test_a_full_slot_is_among_what_refuses() -> None:
         shown = verdict(page(superuser()))
 
     assert re.search(r"Refused by export until .* \(all slots are in use: 1 of 1; until then at most\)\.", shown)
+
+
+def test_a_full_slot_refuses_until_the_first_of_its_leases_ends() -> None:
+    with freeze(START):
+        for lease in (60, 30):
+            slot("export", 2, lease, subject=SUBJECT).acquire()
+        flusher.flush()
+
+        shown = verdict(page(superuser()))
+
+    assert re.search(r"Refused by export until 04:40:30 UTC \(all slots are in use: 2 of 2; until then", shown)
 
 
 class TestRefusedByAddress:

@@ -327,6 +327,13 @@ def test_a_template_shows_nothing_of_a_rule_that_did_not_limit_the_request(name:
     assert page.render(Context({"r": request, "name": name})) == ""
 
 
+@pytest.mark.parametrize("value", [None, "", "9 left"], ids=["nothing", "an empty string", "a string"])
+def test_a_template_shows_nothing_of_a_rule_where_there_is_no_decision(value: Any) -> None:
+    page = Template("{% load quota %}{% with a=value|of_rule:'api' %}{{ a.remaining }}{% endwith %}")
+
+    assert page.render(Context({"value": value})) == ""
+
+
 def asks_the_database(request: HttpRequest, decision: Decision) -> HttpResponse:
     return HttpResponse(User.objects.get().username, status=429)
 

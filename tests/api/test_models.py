@@ -246,10 +246,23 @@ class TestTheDatabase:
         QuotaOverride.objects.bulk_create([override(subject="ip:2001:DB8:1::7")])
         QuotaOverride.objects.filter(subject="ip:2001:db8::/64").update(subject="ip:2001:DB8:2::7")
         assert {row.subject for row in QuotaOverride.objects.all()} == {"ip:2001:db8:1::/64", "ip:2001:db8:2::/64"}
-        with pytest.raises(RateError):
-            override(mode="rate", rate="many").save()
         with pytest.raises(RuleError):
             override(subject="").save()
+
+    def test_a_row_is_saved_though_old_changes_cannot_be_deleted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(using: str) -> None:
+            raise DatabaseError("too busy")
+
+        monkeypatch.setattr("django_quota.models._forget_changes", fail)
+
+        override().save()
+
+        assert QuotaOverride.objects.count() == 1
+
+    @pytest.mark.parametrize("rate", ["many", "", " "], ids=["no rate", "an empty one", "a blank"])
+    def test_another_rate_that_is_none_is_an_error(self, rate: str) -> None:
+        with pytest.raises(RateError):
+            override(mode="rate", rate=rate).save()
 
     @pytest.mark.parametrize(
         "save",

@@ -13,7 +13,7 @@ from django.template import engines
 from django.test import RequestFactory
 from django.urls import include, path, reverse
 
-from django_quota import Subject, check, limits_of
+from django_quota import Subject, ban, check, limits_of
 from django_quota.http.limits import _log_left_out, limit_in_words, limits_view
 from django_quota.testing import freeze
 from tests.support.outages import no_answer
@@ -277,6 +277,16 @@ def test_the_bar_is_as_long_as_what_is_left(rule: str, meter: tuple[str, str]) -
     text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
 
     assert re.findall(rf'max="(\d+)" value="(\d+)" aria-label="{rule}"', text) == [meter]
+
+
+def test_the_bar_of_a_limit_is_empty_while_the_caller_is_banned(settings: Any) -> None:
+    rules = {"flood": {**RULES["flood"], "ban": {"after": "9/m", "for": "1h"}}}
+    settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+    ban("flood", "ip:192.0.2.1", "10m")
+
+    text = engines["django"].from_string("{% load quota %}{% quota_limits %}").render({}, request_of_ann())
+
+    assert re.findall(r'max="(\d+)" value="(\d+)" aria-label="flood"', text) == [("100", "0")]
 
 
 def test_the_tag_has_the_rate_in_words() -> None:

@@ -84,6 +84,12 @@ def stacked(request: HttpRequest) -> str:
     return "ok"
 
 
+@api.post("/stacked")
+@limits("1/m", key="ip", name="posted")
+def posted(request: HttpRequest) -> str:
+    return "ok"
+
+
 @api.get("/accounts", auth=AccountKey())
 @limits("1/m", name="accounts")
 def accounts(request: HttpRequest) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import unescape
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 import pytest
@@ -81,6 +81,15 @@ class ByName(BaseBackend):
             raise PermissionDenied
         if username == "broken":
             raise RuntimeError("the directory does not answer")
+
+
+class Asked(BaseBackend):
+    """A backend that keeps the addresses of the requests that it is asked about, and accepts nobody."""
+
+    addresses: ClassVar[list[str]] = []
+
+    def authenticate(self, request: Any, username: Any = None, password: Any = None, **kwargs: Any) -> Any:
+        self.addresses.append(request.META["REMOTE_ADDR"])
 
 
 class WithoutLogins:
@@ -214,6 +223,16 @@ class TestGuesses:
 
         with freeze(START):
             assert [guess() for _ in range(6)] == ["wrong"] * 5 + ["refused"]
+
+    def test_the_other_backends_are_asked_about_the_same_request(
+        self, guess: Callable[..., str], settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.Asked"]
+        monkeypatch.setattr(Asked, "addresses", [])
+
+        guess(address=AWAY)
+
+        assert Asked.addresses == [AWAY]
 
     def test_without_a_request_the_limit_by_name_applies(self) -> None:
         with freeze(START):
@@ -499,6 +518,15 @@ class TestSeveralBackends:
 
         assert client.session["_auth_user_backend"] == backend
 
+    @pytest.mark.parametrize("log_in", [authenticate, async_to_sync(aauthenticate)], ids=["sync", "async"])
+    def test_the_session_of_a_view_names_the_backend_that_accepted(self, log_in: Any) -> None:
+        request = visit()
+        request.session = Client().session
+
+        login(request, log_in(request, username="ann", password=PASSWORD))
+
+        assert request.session["_auth_user_backend"] == MODEL
+
     def test_sessions_outlive_the_removal_of_our_backend(self, settings: Any) -> None:
         client, request = Client(), visit()
         assert client.login(username="ann", password=PASSWORD)
@@ -664,6 +692,13 @@ def test_the_names_of_a_login_are_those_of_its_credentials(credentials: dict[str
 
 
 @pytest.mark.usefixtures("database")
+def test_the_names_of_a_login_have_the_name_of_the_users_of_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(User, "USERNAME_FIELD", "last_name")
+
+    assert LoginQuotaBackend().user_names({"last_name": "roe", "password": "x"}) == ["roe"]
+
+
+@pytest.mark.usefixtures("database")
 def test_a_user_whom_no_other_backend_has_is_nobody(ann: User, settings: Any) -> None:
     settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.WithoutLogins", f"{HERE}.ByPhone", MODEL]
 
@@ -815,6 +850,20 @@ class AlwaysAsking(LoginQuotaBackend):
 
     def needs_captcha(self, request: HttpRequest, decision: Any) -> bool:
         return True
+
+
+class AskingTheDatabase(LoginQuotaBackend):
+    """A backend that looks into the database whether an attempt needs a CAPTCHA."""
+
+    def needs_captcha(self, request: HttpRequest, decision: Any) -> bool:
+        return not User.objects.exists()
+
+
+@memory
+def test_the_database_may_say_whether_an_attempt_needs_a_captcha(guess: Callable[..., str], settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [f"{HERE}.AskingTheDatabase", MODEL]
+
+    assert guess(PASSWORD) == "in"
 
 
 @memory
@@ -1209,6 +1258,7 @@ def test_a_check_says_what_is_wrong_with_what_to_do(
         pytest.param(["axes"], [OURS, MODEL], False, id="axes keeps its log"),
         pytest.param(["axes.apps.AppConfig"], [OURS, MODEL], False, id="axes by its config"),
         pytest.param([], [MODEL], False, id="our backend is not used"),
+        pytest.param([], ["axes.backends.AxesBackend", OURS, MODEL], False, id="a backend of axes is there"),
     ],
 )
 def test_w048_a_setting_of_axes_without_axes_is_found(

@@ -696,6 +696,19 @@ def test_a_rule_that_denies_lets_its_tasks_wait_until_redis_answers(site: Site, 
     assert site.moments[0] - began <= 20 * SECOND
 
 
+def test_a_task_keeps_its_place_while_redis_does_not_answer(site: Site, settings: Any) -> None:
+    site.task(quota=Rule.make("export", "10/m", on_unavailable="deny")).quota_apply_async((1,))
+    settings.QUOTA = {}
+    site.worker.step()
+
+    settings.QUOTA = {"STORE": "memory"}
+    site.worker.run_all()
+
+    places = [run.headers[PLACE_HEADER]["at"] for run in site.worker.runs]
+    assert places == [site.clock.begin] * 2
+    assert site.calls == [1]
+
+
 @pytest.mark.parametrize(("chosen", "seconds"), [(min, 10), (max, 20)], ids=["the earliest", "the latest"])
 def test_a_task_asks_again_after_ten_to_twenty_seconds_while_redis_does_not_answer(
     site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch, chosen: Any, seconds: int

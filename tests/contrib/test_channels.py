@@ -5,16 +5,17 @@ import json
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
+from django.utils.functional import SimpleLazyObject
 
-from django_quota import Rule, peek, slot
-from django_quota.contrib.channels import QuotaSocket
+from django_quota import Rule, check, peek, slot
+from django_quota.contrib.channels import QuotaSocket, notice_as_json
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.testing import QuotaKit, freeze
 from tests.support.commands import wait_until
@@ -133,6 +134,20 @@ async def test_a_refused_handshake_has_the_headers_of_a_refused_request() -> Non
     assert headers[b"ratelimit"].startswith(b'"connect";r=0')
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [pytest.param({"connect": "9/m"}, id="handshakes"), pytest.param({"at_once": 9}, id="open sockets")],
+)
+@in_a_loop
+async def test_a_handshake_that_is_refused_during_an_outage_is_a_503(limit: dict[str, Any]) -> None:
+    application = QuotaSocket(echo, key="ip", on_unavailable="deny", **limit)
+
+    with no_answer():
+        start = await Client(application, extensions=HTTP_RESPONSE).next()
+
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 503)
+
+
 ANN, BOB = User(pk=1), User(pk=2)
 
 
@@ -186,21 +201,25 @@ async def test_handshakes_may_count_by_the_network_of_the_address() -> None:
 async def test_a_query_that_is_not_utf8_is_a_400() -> None:
     limited = QuotaSocket(echo, connect="1/m", key="ip")
 
-    reply = await Client(limited, query_string=b"\xff", extensions=HTTP_RESPONSE).next()
+    client = Client(limited, query_string=b"\xff", extensions=HTTP_RESPONSE)
+    await client.task
 
-    assert reply["status"] == 400
+    got = [client.got.get_nowait() for _ in range(client.got.qsize())]
+    assert [event["type"] for event in got] == ["websocket.http.response.start", "websocket.http.response.body"]
+    assert got[0]["status"] == 400
 
 
+@pytest.mark.parametrize("kind", ["http", "lifespan"])
 @in_a_loop
-async def test_what_is_not_a_websocket_passes() -> None:
+async def test_what_is_not_a_websocket_passes(kind: str) -> None:
     seen: list[str] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         seen.append(scope["type"])
 
-    await QuotaSocket(application, connect="0/m")({"type": "http"}, None, None)  # type: ignore[arg-type]
+    await QuotaSocket(application, connect="0/m")({"type": kind}, None, None)  # type: ignore[arg-type]
 
-    assert seen == ["http"]
+    assert seen == [kind]
 
 
 @in_a_loop
@@ -324,6 +343,25 @@ async def test_messages_of_an_exempt_network_are_not_limited(settings: Any) -> N
     assert (await client.says("one"))["text"] == "one"
 
 
+@pytest.mark.parametrize("option", [{"shadow": True}, {"block": False}], ids=["shadow", "block=False"])
+@pytest.mark.parametrize("limit", ["connect", "receive"])
+@in_a_loop
+async def test_a_rule_that_only_reports_refuses_nothing(limit: str, option: dict[str, Any]) -> None:
+    watching: dict[str, Any] = {limit: Rule.make("watched", "0/m", key="ip", **option)}
+    client = await opened(QuotaSocket(echo, **watching))
+
+    assert (await client.says("one"))["text"] == "one"
+
+
+def test_a_notice_has_whole_seconds_rounded_up() -> None:
+    with freeze(NOON):
+        check("1/m", "ip:192.0.2.1", name="chat")
+    with freeze(NOON + timedelta(milliseconds=500)):
+        refused = check("1/m", "ip:192.0.2.1", name="chat")
+
+    assert json.loads(notice_as_json(refused))["retry_after"] == 60
+
+
 @in_a_loop
 async def test_without_a_notice_the_socket_is_closed_in_silence() -> None:
     client = await opened(QuotaSocket(echo, receive="0/m", notice=None))
@@ -368,6 +406,22 @@ async def test_a_rule_may_read_the_session_of_a_socket() -> None:
     assert await answers(*(socket(session={"cart": cart}) for cart in (1, 1, 2))) == ["accept", "close", "accept"]
 
 
+@in_a_loop
+async def test_a_rule_gets_the_user_that_channels_has_loaded() -> None:
+    """A lazy user would be loaded once more, in the event loop."""
+    lazy: Any = SimpleLazyObject(lambda: pytest.fail("the user is loaded once more"))
+    lazy._wrapped = ANN
+    seen: list[Any] = []
+
+    def key(request: Any) -> str:
+        seen.append(request.user)
+        return "org:1"
+
+    await opened(QuotaSocket(echo, connect="1/m", key=key), lazy)
+
+    assert [type(user) for user in seen] == [User]
+
+
 # --- open sockets -----------------------------------------------------------------------------------------------------
 
 
@@ -376,6 +430,31 @@ async def test_a_subject_has_only_so_many_sockets_open() -> None:
     socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
 
     assert await answers(socket(), socket(), socket(address="::1")) == ["accept", "close", "accept"]
+
+
+@in_a_loop
+async def test_open_sockets_count_by_user_or_else_by_address() -> None:
+    socket = partial(Client, QuotaSocket(echo, at_once=1))
+
+    assert await answers(socket(ANN), socket(ANN), socket(BOB), socket()) == ["accept", "close", "accept", "accept"]
+
+
+@in_a_loop
+async def test_open_sockets_of_two_applications_count_together_if_their_name_is_the_same() -> None:
+    chat, news, other = (QuotaSocket(echo, at_once=1, key="ip", name=name) for name in ("a", "a", "b"))
+
+    assert await answers(*map(Client, (chat, news, other))) == ["accept", "close", "accept"]
+
+
+@in_a_loop
+async def test_the_application_never_sees_a_socket_that_finds_no_slot() -> None:
+    socket = partial(Client, QuotaSocket(echo, at_once=1, key="ip"))
+    first, second = socket(), socket()
+    assert await answers(first, second) == ["accept", "close"]
+
+    await second.task
+
+    assert second.got.empty()
 
 
 @in_a_loop

@@ -2,12 +2,14 @@
 
 import re
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
@@ -17,7 +19,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_quota import peek
+from django_quota import check, peek
 from django_quota.conf import current
 from django_quota.contrib.django_ratelimit import ALL, UNSAFE
 from django_quota.contrib.django_ratelimit.core import (
@@ -153,6 +155,33 @@ class TestStacked:
         assert refused.value.decision.retry_after == pytest.approx(60, abs=5)
 
 
+@pytest.mark.django_db
+def test_the_key_of_an_async_view_may_ask_the_database() -> None:
+    def by_number_of_users(group: str, request: HttpRequest) -> str:
+        return str(User.objects.count())
+
+    view = ratelimit(key=by_number_of_users, rate="1/m")(async_ok)
+
+    assert async_to_sync(view)(get()).status_code == 200
+
+
+def test_three_stacked_decorators_share_one_decision() -> None:
+    view = ratelimit(key="ip", rate="9/m")(stacked)
+    request = get()
+
+    view(request)
+
+    assert [outcome.remaining for outcome in request.quota.outcomes] == [8, 1, 2]
+
+
+def test_three_stacked_decorators_are_known_with_all_their_rules() -> None:
+    view = ratelimit(key="ip", rate="9/m")(stacked)
+
+    names = [rule.name for rule in rules_of_ratelimits([path("three/", view)])]
+
+    assert names == [f"{__name__}.ok {rate}" for rate in ("9/m", "2/m", "3/h")]
+
+
 class Away(Exception):  # noqa: N818 — an exception of the site
     """What a site may raise instead."""
 
@@ -271,6 +300,22 @@ class TestUsage:
         usage = get_usage(get(), group="methods", key="ip", rate="0/m", method=method)
 
         assert (usage is not None) is is_limited
+
+    def test_a_look_by_another_key_says_nothing_of_a_hit_before(self) -> None:
+        request, limit = get(), {"group": "g", "rate": "1/m"}
+        for _ in range(2):
+            is_ratelimited(request, key="ip", increment=True, **limit)
+
+        assert not is_ratelimited(request, key=lambda group, request: "another", **limit)
+
+    def test_limits_of_different_methods_count_apart(self) -> None:
+        reading, writing = (
+            {"group": "g", "key": "ip", "rate": "1/m", "method": method, "increment": True}
+            for method in ("GET", UNSAFE)
+        )
+        is_ratelimited(get(), **reading)
+
+        assert not is_ratelimited(get("post"), **writing)
 
     def test_another_method_has_no_usage(self) -> None:
         assert get_usage(get(), group="posted", key="ip", rate="1/m", method="POST") is None
@@ -575,6 +620,15 @@ class TestSites:
         assert reply.status_code == 429
         assert reply.content == f"{__name__}.ok 2/m".encode()
 
+    def test_the_middleware_answers_an_exception_that_the_site_derives(self, settings: Any) -> None:
+        settings.RATELIMIT_VIEW = f"{__name__}.answer"
+        error = Slow()
+        error.decision = check("0/m", "ip:192.0.2.1", name="slow")
+
+        reply = RatelimitMiddleware(ok).process_exception(get(), error)
+
+        assert (reply.status_code, reply.content) == (429, b"slow")
+
     def test_the_middleware_leaves_other_errors_alone(self) -> None:
         assert RatelimitMiddleware(ok).process_exception(get(), PermissionDenied()) is None
 
@@ -708,6 +762,15 @@ class TestChecksOfWhatIsLeft:
             "Use django_quota.contrib.django_ratelimit everywhere; it needs no entry in INSTALLED_APPS."
             for place in ("MIDDLEWARE", "Some module", "INSTALLED_APPS")
         ]
+
+    @pytest.mark.usefixtures("left")
+    def test_w026_the_config_of_its_app_is_found(self, settings: Any) -> None:
+        left: Any = import_module("django_quota.contrib.django_ratelimit.decorators").settings
+        left.INSTALLED_APPS, left.MIDDLEWARE = ["django_ratelimit.apps.RatelimitConfig"], []
+
+        words = [message.split()[0] for message in findings(settings, stacked)["W026"]]
+
+        assert words == ["Some", "INSTALLED_APPS"]
 
     @pytest.mark.parametrize("module", ["django_ratelimit.core", "django_ratelimit.decorators"])
     def test_w026_each_module_that_counts_is_found(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import strawberry
@@ -39,6 +40,7 @@ DOUBLED = "{...f0} " + " ".join(
         pytest.param("{ ... on Query { a b } }", 2, id="an inline fragment"),
         pytest.param("{ book { ...all } } fragment all on Book { title search }", 11, id="a fragment on a lower level"),
         pytest.param("{ ...all } fragment all on Query { a ...all }", 1, id="a fragment in itself"),
+        pytest.param("{ ...all } fragment all on Query { a ...all b }", 2, id="fields around a fragment in itself"),
         pytest.param("{ ...gone a }", 1, id="a fragment that is missing"),
         pytest.param(f"{DOUBLED} fragment f40 on Query {{ a }}", Rate.max_count, id="fragments that double each other"),
         pytest.param("mutation { a b }", 2, id="a mutation"),
@@ -80,6 +82,15 @@ def test_a_price_may_be_as_high_as_a_rule_takes(prices: dict[str, int], query: s
     assert query_cost(prices)(posted(query)) == expected
 
 
+def test_prices_stay_those_that_were_given() -> None:
+    prices = {"search": 10}
+    cost = query_cost(prices)
+
+    prices.clear()
+
+    assert cost(posted("{ search }")) == 10
+
+
 @pytest.mark.parametrize("name", ["three", "", None], ids=["of no operation", "empty", "null"])
 def test_without_the_name_of_an_operation_the_dearest_counts(name: str | None) -> None:
     request = posted("query one { a } query two { a b } { a b c }", operationName=name)
@@ -116,6 +127,9 @@ REQUESTS = {
     "JSON": lambda: posted(QUERY),
     "GET": lambda: RequestFactory().get("/graphql/", {"query": QUERY}),
     "a form": lambda: RequestFactory().post("/graphql/", {"query": QUERY}),
+    "a form in one line": lambda: RequestFactory().post(
+        "/", urlencode({"query": QUERY}), content_type="application/x-www-form-urlencoded"
+    ),
     "an upload": lambda: RequestFactory().post("/graphql/", {"operations": json.dumps({"query": QUERY})}),
     "application/graphql": lambda: RequestFactory().post("/", QUERY, content_type="application/graphql"),
     "a batch of two": lambda: RequestFactory().post("/", [{"query": "{ a }"}] * 2, content_type="application/json"),

@@ -368,6 +368,11 @@ class TestThrottles:
         """With Ninja's own, two rates of one class count each request twice."""
         assert statuses("/throttled/both", "ann", "ann", "ann", "bob") == [200, 200, 429, 200]
 
+    def test_each_rate_has_its_own_window(self) -> None:
+        reply = get("/throttled/both", "ann")
+
+        assert reply["RateLimit-Policy"] == '"2-60";q=2;w=60, "9-3600";q=9;w=3600'
+
     def test_throttles_of_one_rate_share_what_they_count(self) -> None:
         statuses("/throttled/both", "ann", "ann", "bob")
 
@@ -627,7 +632,7 @@ def test_e035_is_found_for_one_of_two_limits(settings: Any) -> None:
 
 
 class TestNamesOfRules:
-    @pytest.mark.parametrize("name", ["above", "below", "unwrapped"])
+    @pytest.mark.parametrize("name", ["above", "below", "unwrapped", "wide", "narrow", "posted"])
     def test_the_rules_of_operations_are_known(self, name: str) -> None:
         assert name in known_rules()
 

@@ -38,6 +38,7 @@ from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
 from django_quota.exceptions import StoreUnavailable
 from django_quota.limiting.registry import get_limiter
+from django_quota.operating.activity import RuleActivity, RunningTotals
 from django_quota.testing import RedisServer, freeze
 from tests.admin.operators import have_permissions
 from tests.support.commands import ROOT, Reader, managing
@@ -173,6 +174,19 @@ class TestCollector:
         assert saved
         assert found["quota_checks_total", "hot", "allowed"] == 50
         assert found["quota_prefetched_total", "hot"] == saved
+
+    def test_it_sums_up_the_rules_of_one_label(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rules = [RuleActivity("other", 3, 2, 1, 1, []), RuleActivity("other", 4, 5, 6, 2, [])]
+        totals = RunningTotals(rules, 0, 0, [])
+        monkeypatch.setattr("django_quota.contrib.prometheus.collector.running_totals", lambda: totals)
+
+        found = samples()
+
+        checks = {names[2]: value for names, value in found.items() if names[0] == "quota_checks_total"}
+        assert checks == {
+            each: sum(getattr(rule, each) for rule in rules) for each in ("allowed", "refused", "shadowed")
+        }
+        assert found["quota_prefetched_total", "other"] == sum(rule.spent for rule in rules)
 
     @pytest.fixture
     def totals(self) -> list[dict[tuple[str, ...], float]]:

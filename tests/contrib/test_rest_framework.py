@@ -271,6 +271,27 @@ class TestWhoIsLimited:
         assert statuses("things/old", "1", "1") == [200, 429]
         assert statuses("things", "1", "1", "1") == [200, 200, 200]
 
+    def test_a_method_may_name_no_rule_in_place_of_those_of_its_class(self) -> None:
+        free = with_quota_rules()(lambda self, request: Response())
+
+        assert codes(view_of(base=Search, get=free), "1", 3) == [200, 200, 200]
+
+    def test_the_rules_of_a_method_are_found_below_a_decorator_without_wraps(self) -> None:
+        def timed(answer: Any, zone: str = "UTC") -> Any:
+            def get(self: Any, request: Request) -> Response:
+                return Response(zone) if answer is None else answer(self, request)
+
+            return get
+
+        limited = with_quota_rules("scope")(lambda self, request: Response())
+
+        assert codes(view_of(get=timed(limited)), "1", 2) == [200, 429]
+
+    def test_a_single_rule_needs_no_list(self) -> None:
+        view = view_of(quota_rules=Rule.make("single", "1/m", key="user"))
+
+        assert codes(view, "1", 2) == [200, 429]
+
     def test_rules_that_wait_are_decided_in_the_call_for_those_of_the_view(
         self, settings: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -647,6 +668,24 @@ class TestTheFrameworksThrottles:
     def test_get_cache_key_may_count_by_anything(self, replies_by_tenant: list[tuple[int, Any]]) -> None:
         assert [status for status, _ in replies_by_tenant] == [200, 200, 200, 429, 200]
 
+    def test_get_cache_key_may_count_a_user_by_something_else(self) -> None:
+        by_tenant = view_of(ByTenant)
+        replies = [
+            by_tenant(APIRequestFactory().get("/", headers={"Authorization": "Token 1", "X-Tenant": tenant}))
+            for tenant in ("a", "b", "a")
+        ]
+
+        assert [reply.status_code for reply in replies] == [200, 200, 429]
+
+    @pytest.mark.parametrize("cache_format", ["%s-%s", "100%"], ids=["positions", "no format"])
+    def test_a_cache_format_of_its_own_limits_too(self, cache_format: str) -> None:
+        throttle = type("Own", (ByTenant,), {"cache_format": cache_format})
+
+        view = view_of(throttle, authentication_classes=())
+        replies = [view(APIRequestFactory().get("/", headers={"X-Tenant": "a"})) for _ in range(2)]
+
+        assert [reply.status_code for reply in replies] == [200, 429]
+
     def test_what_get_cache_key_returns_is_stored_as_a_digest(self, replies_by_tenant: list[tuple[int, Any]]) -> None:
         subjects = {request.quota.outcomes[0].subject for _, request in replies_by_tenant[2:]}
 
@@ -772,6 +811,15 @@ class TestAnswers:
         *_, refused = [ask("search", "1") for _ in range(3)]
 
         assert (refused.status_code, refused.headers["Cache-Control"]) == (429, "private")
+
+    def test_an_error_that_is_no_refusal_may_be_cached(self) -> None:
+        def get(self: Any, request: Request) -> Response:
+            raise exceptions.NotFound
+
+        (reply,) = called(view_of(quota_rules=["search"], get=get))
+
+        assert reply.status_code == 404
+        assert "Cache-Control" not in reply.headers
 
     def test_an_override_of_throttled_may_raise_what_it_likes(self) -> None:
         def throttled(self: Any, request: Any, wait: float | None) -> None:
@@ -985,6 +1033,11 @@ class TestBodiesAndCosts:
         with_rules(settings, none={"rate": "0/m", "key": "user", "match": "/body/"})
         assert post("body", body, content_type).status_code == 429, "what another limit refuses is not parsed"
 
+    def test_the_error_for_a_value_that_no_key_can_be_says_which_it_is(self) -> None:
+        reply = post("body", {"phone": ["1"]})
+
+        assert "phone" in reply.json()["detail"]
+
     @pytest.fixture
     def budgets(self, settings: Any) -> Any:
         """A view that costs five units of two rules that it names."""
@@ -1002,6 +1055,11 @@ class TestBodiesAndCosts:
         called(budgets.as_view({"get": "recent"}, quota_cost=50))
 
         assert [peek(name, "user:1").remaining for name in ("budget", "scope")] == [50, 50]
+
+    @pytest.mark.parametrize("cost", [0, "5"], ids=["nothing", "a string"])
+    def test_a_cost_that_no_rule_takes_is_an_error(self, cost: Any) -> None:
+        with pytest.raises(RuleError, match="cost"):
+            called(view_of(quota_rules=["search"], quota_cost=cost))
 
     def test_the_cost_of_a_view_replaces_the_costs_of_a_rule_by_view(self, settings: Any) -> None:
         with_rules(settings, budget={"rate": "100/m", "key": "user", "costs": {"own": 7}})
@@ -1154,6 +1212,33 @@ class TestChecks:
 
         assert [(each.msg, each.hint) for each in found] == [(words, hint)]
 
+    def test_w051_is_found_for_each_rule_that_a_view_names(self, settings: Any) -> None:
+        view = view_of(QuotaThrottle, quota_cost=50, quota_rules=["first", "second"], throttle_scope="third")
+
+        found = findings(settings, view, **{name: {"rate": "9/m"} for name in ("first", "second", "third")})
+
+        assert [re.findall(r"rule '(\w+)'", each.msg)[0] for each in found] == ["first", "second", "third"]
+
+    def test_w051_is_found_once_for_a_rule_that_a_view_names_twice(self, settings: Any) -> None:
+        view = view_of(QuotaThrottle, quota_cost=50, quota_rules=["each"], throttle_scope="each")
+
+        assert len(findings(settings, view, each={"rate": "9/m"})) == 1
+
+    def test_w029_is_found_for_each_rule_that_would_wait(self, settings: Any) -> None:
+        rules = {name: {"rate": "2/m", "key": "user", "match": "/api/"} for name in ("first", "second")}
+
+        found = [each.msg for each in findings(settings, ASKING.as_view(), **rules) if each.id == "django_quota.W029"]
+
+        assert [re.findall(r"rule '(\w+)'", text)[0] for text in found] == ["first", "second"]
+
+    def test_w024_is_found_beside_a_throttle_whose_rate_is_right(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(api_settings, "NUM_PROXIES", 0, raising=False)
+        monthly = type("Monthly", (UserRateThrottle,), {"rate": "10/month", "scope": "monthly"})
+
+        assert ids(findings(settings, view_of(Burst, monthly))) == ["W024"]
+
     @pytest.mark.parametrize("rate", ["0/m", "50/m", None], ids=["a rate of nothing", "room enough", "no limit"])
     def test_w051_a_cost_that_a_rule_has_room_for_is_not_found(self, rate: Any, settings: Any) -> None:
         view = view_of(QuotaThrottle, quota_rules=["each"], quota_cost=50)
@@ -1221,11 +1306,11 @@ class TestChecks:
 
 
 def test_rules_of_views_are_known_to_those_who_look_them_up(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong rule and a wrong rate hide none of those after them."""
-    wrong = type("Wrong", (UserRateThrottle,), {"rate": "often"})
+    """A wrong rule and wrong rates hide none of those after them."""
+    wrong, odd = (type("Wrong", (UserRateThrottle,), {"rate": rate}) for rate in ("often", "9/xyz"))
     named = ["serch", "search", Rule.make("own", "5/m", key="user")]
     views = [
-        view_of(QuotaThrottle, wrong, Burst, AnonRateThrottle, quota_rules=named),
+        view_of(QuotaThrottle, wrong, odd, Burst, AnonRateThrottle, quota_rules=named),
         view_of(ScopedRateThrottle, throttle_scope="twice"),
         view_of(QuotaThrottle, ScopedRateThrottle),
         view_of(QuotaThrottle, throttle_scope="thrice"),
@@ -1260,6 +1345,14 @@ def test_the_rate_of_a_scope_that_is_a_rule_too_is_known_where_a_throttle_takes_
     findings(settings, view_of(throttle, throttle_scope="scope"))
 
     assert ("rest_framework.scope" in known_rules()) == is_known
+
+
+def test_the_rules_of_an_action_are_known(settings: Any) -> None:
+    share = with_quota_rules(Rule.make("shares", "5/m", key="user"))(lambda self, request: Response())
+    books: Any = type("Books", (Things,), {"share": share})
+    findings(settings, books.as_view({"post": "share"}))
+
+    assert "shares" in known_rules()
 
 
 def test_a_throttle_of_the_framework_is_known_as_a_limit_by_user(settings: Any) -> None:

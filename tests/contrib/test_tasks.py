@@ -31,6 +31,7 @@ class StandIn:
     """What `TaskQuota` uses of a task of Django, with the results of its backend."""
 
     results: list[Any] = field(default_factory=list)
+    awaited: list[Any] = field(default_factory=list)
     run_after: datetime | None = None
     priority: int = 0
     backend: str = "default"
@@ -47,6 +48,7 @@ class StandIn:
         return self.results[-1]
 
     async def aenqueue(self, *args: Any, **kwargs: Any) -> Any:
+        self.awaited.append(args)
         return self.enqueue(*args, **kwargs)
 
 
@@ -95,6 +97,8 @@ BY_ORG: Any = {"key": lambda task, args, kwargs: f"org:{args[0]}", "cost": lambd
         (TaskQuota(Rule.make("exports", "10/m", "1440/d")), [7, 7, 7], [0.0, 60.0, 120.0]),
         (TaskQuota("exports", key="org:7"), [7, 7, 7], [0.0, 6.0, 12.0]),
         (TaskQuota(Rule.make("watched", "10/m", shadow=True)), [7, 7], [0.0, 0.0]),
+        (TaskQuota(Rule.make("watched", "1/7d", shadow=True)), [7] * 6, [0.0] * 6),  # only four have a place
+        (TaskQuota(Rule.make("reported", "1/7d", block=False)), [7] * 6, [0.0] * 6),
         # The options of another algorithm are left out.
         (TaskQuota(Rule.make("slices", "10/m", precision=5, count_refused=True)), [7, 7], [0.0, 6.0]),
         (TaskQuota(Rule.make("day", "1440/d", algorithm="calendar", tz="Asia/Tokyo")), [7, 7], [0.0, 60.0]),
@@ -122,6 +126,18 @@ def test_the_arguments_of_the_task_stay(export: Any, kind: str) -> None:
     result = enqueue(export, 7, file_format="pdf")  # it waits for its place
 
     assert (result.args, result.kwargs) == ([7], {"file_format": "pdf"})
+
+
+def test_the_keyword_arguments_of_the_task_tell_its_key_and_its_cost(export: Any) -> None:
+    limit = TaskQuota(
+        "10/m",
+        key=lambda task, args, kwargs: f"format:{kwargs['file_format']}",
+        cost=lambda task, args, kwargs: {"pdf": 2, "csv": 1}[kwargs["file_format"]],
+    )
+
+    found = [limit.enqueue(export, 7, file_format=name) for name in ("pdf", "csv", "pdf")]
+
+    assert waits(*found) == [0.0, 0.0, 12.0]
 
 
 def test_the_options_of_the_task_stay(export: Any) -> None:
@@ -163,15 +179,45 @@ def test_without_room_or_a_backend_that_can_defer_nothing_is_enqueued(export: An
         pytest.param("1/7d", 4, id="four weeks"),
         pytest.param("2/15d", 4, id="thirty days"),
         pytest.param("1/31d", 1, id="a rate with a longer window"),
+        pytest.param(Rule.make("exports", "1/s", "1/7d"), 4, id="the slower of two rates"),
     ],
 )
-def test_a_task_gets_a_place_at_most_thirty_days_ahead(export: Any, rate: str, number: int) -> None:
+def test_a_task_gets_a_place_at_most_thirty_days_ahead(export: Any, rate: Any, number: int) -> None:
     limit = TaskQuota(rate)
     for _ in range(number):
         limit.enqueue(export, 7)
 
     with pytest.raises(QuotaExceeded):
         limit.enqueue(export, 7)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param({"count_refused": True}, id="count_refused"),
+        pytest.param({"ban": {"after": "1/m", "for": "30d"}}, id="ban"),
+    ],
+)
+def test_a_refused_task_takes_nothing_of_the_next_place(export: Any, option: dict[str, Any]) -> None:
+    limit = TaskQuota(Rule.make("exports", "1/7d", **option))
+    for _ in range(4):
+        limit.enqueue(export, 7)
+    for _ in range(3):
+        with pytest.raises(QuotaExceeded):
+            limit.enqueue(export, 7)
+
+    with freeze(NOON + timedelta(days=7)):
+        limit.enqueue(export, 7)
+
+    assert len(export.get_backend().results) == 5
+
+
+def test_the_async_form_awaits_the_backend() -> None:
+    export = StandIn()
+
+    async_to_sync(TaskQuota("10/m").aenqueue)(export, 7)
+
+    assert export.awaited == [(7,)]
 
 
 def test_a_task_may_cost_thirty_days_of_a_rate(export: Any) -> None:

@@ -210,10 +210,9 @@ def _handle(method: Callable[..., Any], error: Any) -> Any:
     decision = request.quota
     if type(error) is exceptions.Throttled and decision.enforced:
         refused = QuotaThrottled(decision, error.wait)
-        if refused.status_code == error.status_code:
-            refused.wait = error.wait
-            if error.detail != exceptions.Throttled(error.wait).detail:  # `throttled()` of the view has its own words
-                refused.detail = error.detail
+        is_same = refused.status_code == error.status_code
+        if is_same and error.detail != exceptions.Throttled(error.wait).detail:  # the view's own words
+            refused.detail = error.detail
         error = refused
     try:
         response = method(error)
@@ -257,7 +256,7 @@ class QuotaThrottle(_QuotaMixin, throttling.BaseThrottle):
 
     def _entries(self, request: Any, view: Any) -> list[ThrottleRule]:
         scope: Any = getattr(view, "throttle_scope", None)
-        names = [*quota_rules_of(view, getattr(request, "_request", request).method)]
+        names = [*quota_rules_of(view, request.method)]
         if scope in current().rules:
             names.append(scope)
         cost = getattr(view, "quota_cost", None)
