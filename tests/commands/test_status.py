@@ -890,6 +890,18 @@ class TestBans:
     def test_a_line_of_the_list_says_until_when(self) -> None:
         assert run("quota_bans", "list", "--subject", "user:7") == "user:7 from banning until 2025-11-21 05:00:00Z\n"
 
+    @pytest.mark.parametrize(
+        "options", [[], ["--subject", SUBJECT], ["--rule", "é" * 40]], ids=["all", "of one", "rule"]
+    )
+    def test_a_rule_whose_name_is_too_long_for_a_key_is_named(self, options: list[str], settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"é" * 40: {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}}}
+        with freeze(START):
+            ban("é" * 40, SUBJECT, 600)
+
+        printed = run("quota_bans", "list", *options)
+
+        assert printed == f"{SUBJECT} from {'é' * 40} until 2025-11-21 04:50:00Z\n"
+
     @pytest.mark.usefixtures("two_bans")
     def test_a_listed_ban_is_an_object_in_json(self) -> None:
         (row,) = run("quota_bans", "list", "--subject", "user:7", "--json")
