@@ -327,6 +327,11 @@ class TestNamesOfUsers:
     def test_a_user_is_found_by_subject(self, ann: User) -> None:
         assert user_of(f"user:{ann.pk}") == ann
 
+    def test_a_string_without_an_at_sign_is_no_address(self, ann: User) -> None:
+        User.objects.create_user("bob", "ann")
+
+        assert find_users("ann") == []
+
     @pytest.mark.parametrize("subject", ["user:", "user:x", "org:{}", "user:{}+ip:203.0.113.9", "{}"])
     def test_another_subject_is_not_a_user(self, subject: str, ann: User) -> None:
         assert user_of(subject.format(ann.pk)) is None
