@@ -68,6 +68,14 @@ class TestWhatIsCounted:
 
         assert refused_today() == [("user:2", 2), ("user:1", 1)]
 
+    def test_only_those_who_were_refused_most_are_listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.operating.activity.SUBJECTS_SHOWN", 2)
+        for subject, times in (("user:1", 3), ("user:2", 4), ("user:3", 2)):
+            for _ in range(times):
+                check("1/m", subject, name="a")
+
+        assert [(each.subject, each.count) for each in activity().refused] == [("user:2", 3), ("user:1", 2)]
+
     def test_a_shadow_is_counted_apart(self) -> None:
         for _ in range(3):
             check("1/m", SUBJECT, name="a", shadow=True)

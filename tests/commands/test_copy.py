@@ -582,6 +582,16 @@ def test_on_a_terminal_it_draws_its_progress(use: Callable[[str], None]) -> None
     assert terminal.getvalue().endswith(f"\rCopying {'█' * 20} 2 of 2\n")
 
 
+def test_on_a_terminal_what_is_left_out_is_done_too(use: Callable[[str], None], raw: redis.Redis) -> None:
+    use("redis")
+    raw.set("quota:1:{user:1}:c:credits", "many")
+    terminal = Terminal()
+
+    call_command("quota_copy", "--from", "redis", "--to", "database", stdout=io.StringIO(), stderr=terminal)
+
+    assert terminal.getvalue().endswith(f"\rCopying {'█' * 20} 1 of 1\n")
+
+
 def test_on_a_terminal_a_dry_run_draws_what_it_counts(use: Callable[[str], None]) -> None:
     CREDITS.incr(USER, 7)
     terminal = Terminal()
@@ -792,6 +802,15 @@ def test_each_kind_has_words_of_its_own(
     monkeypatch.setattr(Copier, "copy", lambda *_: CopyReport(Counter(dict.fromkeys(kinds, number)), complete=True))
 
     assert copy().splitlines()[1:] == [f"  {line}" for line in lines]
+
+
+def test_a_key_that_comes_twice_in_a_batch_is_read_once() -> None:
+    """SCAN may return a key twice."""
+    names = Mock(return_value=iter(["quota:1:{user:1}:c:credits"] * 2 + ["quota:1:{user:2}:c:credits"]))
+
+    found = list(CopiedStore(Mock(names=names), "quota", "a store").keys(Patience()))
+
+    assert found == [["quota:1:{user:1}:c:credits", "quota:1:{user:2}:c:credits"]]
 
 
 def test_a_call_copies_at_most_a_hundred_keys() -> None:

@@ -566,6 +566,9 @@ class TestLabel:
     def test_of_many_the_first_twenty_are_printed(self) -> None:
         assert said("clear", "--label", "bots").count("Cleared") == 21  # the last line is that of the other 10
 
+    def test_json_has_all_that_are_cleared(self) -> None:
+        assert len(said("clear", "--label", "bots", "--json")) == 30
+
     def test_of_twenty_all_are_printed(self) -> None:
         QuotaOverride.objects.filter(subject__regex=r"^ip:198\.51\.100\.[0-9]$").delete()
 

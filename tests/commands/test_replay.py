@@ -802,6 +802,17 @@ class TestBehindProxies:
             "log of the proxy."
         )
 
+    def test_the_note_names_a_proxy_that_any_rule_counts(self, settings: Any) -> None:
+        settings.QUOTA = {
+            "TRUSTED_PROXIES": ["10.0.0.0/8"],
+            "RULES": {
+                "all": {"rate": "5/m", "key": "global", "match": "/"},
+                "each": {"rate": "5/m", "key": "ip", "match": "/"},
+            },
+        }
+
+        assert run_json("access.log")["notes"][0].startswith("10.0.0.1 counts as a client")
+
     def test_the_note_names_one_proxy_of_several(self, settings: Any) -> None:
         settings.QUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8", "203.0.113.0/24"]}
         log([line(0, "203.0.113.2"), line(1, "10.0.0.1")])
@@ -947,6 +958,22 @@ def test_of_two_fields_of_json_with_one_meaning_one_counts(
     text = json.dumps({**without("ip"), **both})
 
     assert find_format([text]).read(text).meta["REMOTE_ADDR"] == "203.0.113.9"
+
+
+@pytest.mark.parametrize("other", ["vhost", "http_host", "headers.host"])
+def test_the_host_of_the_server_is_the_only_host_of_a_line(other: str) -> None:
+    text = json.dumps({other: "b.example", **WHOLE, "host": "a.example"})
+
+    log_format = find_format([text])
+
+    assert "header:host" not in log_format.fields
+    assert log_format.read(text).meta["HTTP_HOST"] == "a.example"
+
+
+def test_the_headers_of_a_nested_response_are_left_out() -> None:
+    text = json.dumps({**WHOLE, "http": {"response": {"headers": {"X-Api-Key": "x"}}}})
+
+    assert find_format([text]).read(text).meta == {"REMOTE_ADDR": "203.0.113.9"}
 
 
 @pytest.mark.parametrize("begins", ["\n", " \n\n", "  "], ids=["a blank line", "two", "blanks before the object"])
@@ -1098,6 +1125,13 @@ def test_a_time_that_the_clock_shows_twice_follows_the_line_before(settings: Any
     assert minutes == list(range(121))
 
 
+@pytest.mark.parametrize("before", ["2026-03-28T12:00", "2026-03-29T12:00"], ids=["a day before", "hours after"])
+def test_a_time_that_the_clock_skips_is_that_of_a_clock_not_yet_set_forward(before: str, settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+
+    assert read_time("2026-03-29T02:30:00", read_time(before)) == read_time("2026-03-29T01:30:00Z")
+
+
 def test_a_line_without_a_rule_says_which_time_a_clock_means_that_shows_it_twice(settings: Any) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
     times = ["02:10", "02:59", "02:10"]
@@ -1140,7 +1174,9 @@ def test_a_line_that_a_site_could_not_answer_is_unreadable(fields: dict[str, str
     assert traffic.shown == [Unreadable(2, reason, text[:500])]
 
 
-@pytest.mark.parametrize("time", ["20260921141320", "20260921141", "12345678901234567"])
+@pytest.mark.parametrize(
+    "time", ["20260921141320", "20260921141", "12345678901234567", "01/Jan/99999999999:00:00:00 +0000"]
+)
 def test_a_number_that_is_not_a_time_since_1970_is_unreadable(time: str) -> None:
     with pytest.raises(UnreadableLineError) as caught:
         read_time(time)
@@ -1166,8 +1202,11 @@ def test_each_of_several_logs_may_begin_with_a_byte_order_mark() -> None:
 
 @pytest.mark.parametrize(
     "time",
-    ["1969-12-31T23:59:59Z", "1970-01-01T00:00:00Z", "5138-11-16T09:46:40Z", "01/Jan/1969:00:00:00 +0000"],
-)
+    [
+        "1969-12-31T23:59:59Z", "1970-01-01T00:00:00Z", "5138-11-16T09:46:40Z", "01/Jan/1969:00:00:00 +0000",
+        "000000000", "0000000000.0",
+    ],
+)  # fmt: skip
 def test_a_time_that_no_server_can_have_logged_is_unreadable(time: str) -> None:
     with pytest.raises(UnreadableLineError) as caught:
         read_time(time)

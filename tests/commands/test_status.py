@@ -8,6 +8,7 @@ from functools import partial
 from io import StringIO
 from itertools import takewhile
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -15,7 +16,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth import authenticate
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError
+from django.db import DatabaseError, ProgrammingError
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import path
@@ -33,7 +34,7 @@ from django_quota.limiting.flusher import flusher
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
-from django_quota.management.commands import quota_bans
+from django_quota.management.commands import quota_bans, quota_status
 from django_quota.models import QuotaOverride
 from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
@@ -184,6 +185,13 @@ class TestLimits:
             slot("seats", 3, 30, subject=SUBJECT).acquire()
 
         assert run("quota_status", SUBJECT, "--rule", "search", "--json")[part] == [expected]
+
+    @pytest.mark.parametrize("words", [(), ("--all",)], ids=["by default", "--all"])
+    def test_beside_used_limits_it_says_that_all_shows_more(self, words: tuple[str, ...]) -> None:
+        with freeze(START):
+            check("search", SUBJECT)
+
+        assert ("--all also shows" in run("quota_status", SUBJECT, *words)) is not bool(words)
 
     def test_unused_limits_are_left_out(self) -> None:
         assert "  Nothing is used.\n  --all also shows unused limits" in run("quota_status", SUBJECT)
@@ -1277,6 +1285,23 @@ class TestWhatMatters:
             ban("banning", USER, 600, reason="spam", by=User.objects.create_user("mod"))
 
         assert self.headlines(USER) == ["  Banned from banning for another 10 minutes (spam, by mod)"]
+
+    def test_who_set_a_ban_is_beside_its_event(self) -> None:
+        with freeze(START):
+            ban("banning", USER, 600, by="guard")
+
+        shown = run("quota_status", USER)
+
+        assert shown.endswith(", until 2025-11-21 04:50:00Z, by banning (by guard)\n")
+
+    def test_a_ban_of_a_user_is_told_without_a_table_of_users(
+        self, database: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with freeze(START):
+            ban("banning", USER, 600, by=(mod := User.objects.create_user("mod")))
+        monkeypatch.setattr(quota_status, "user_names", Mock(side_effect=ProgrammingError("no such table")))
+
+        assert self.headlines(USER) == [f"  Banned from banning for another 10 minutes (by user:{mod.pk})"]
 
     def test_a_later_ban_of_the_address_of_a_user_hides_no_reason(self, database: Any, settings: Any) -> None:
         settings.QUOTA["RULES"]["banning"]["key"] = "ip"
