@@ -7,7 +7,8 @@ from unittest.mock import Mock
 from urllib.parse import quote
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
+from django.db.models import DurationField
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import ResolverMatch, path
@@ -34,6 +35,7 @@ from django_quota.operating.lookup import (
     parse_override_input,
     parse_rule_input,
     parse_subject_input,
+    parse_user_key,
     related_subjects,
     rule_hint,
     smaller_hint,
@@ -231,11 +233,12 @@ def test_a_hint_about_a_rule_names_the_nearest(rule: str, hint: str, settings: A
     [
         pytest.param("10 per minute", "10/m", id="a rate in words"),
         pytest.param("5/min", "5/min", id="a rule with the name of a rate"),
+        pytest.param("9 per hour", "9 per hour", id="a rule with a rate in words as its name"),
         pytest.param("gone", "gone", id="a name"),
     ],
 )
 def test_a_rate_has_one_name_however_it_is_typed(text: str, rule: str, settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"5/min": "7/m"}}
+    settings.QUOTA = {"RULES": {"5/min": "7/m", "9 per hour": "7/m"}}
 
     assert parse_rule_input(text) == rule
 
@@ -372,7 +375,10 @@ class TestNamesOfUsers:
 
         assert login_names_among([subject, login_subject("nobody"), "user:7"], []) == {subject: "Ann"}
 
-    def test_a_digest_of_another_user_is_looked_for_beside_those_of_given_users(self, ann: User) -> None:
+    def test_a_digest_of_another_user_is_looked_for_beside_those_of_given_users(
+        self, ann: User, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lookup, "MAX_LOGIN_USERS", 1)  # of the newest, who is not Ann
         User.objects.create_user("bob")
         names = {login_subject(name): name for name in ("Ann", "bob")}
 
@@ -414,6 +420,38 @@ class TestNamesOfUsers:
             login_names_among([login_subject("ann")], [])
 
         assert asked.captured_queries[0]["sql"].endswith(" LIMIT 5000")
+
+
+@pytest.mark.django_db
+class TestUserModelWithoutAnAddress:
+    """A user model of the site may have a name and no field for an e-mail address."""
+
+    @pytest.fixture(autouse=True)
+    def ann(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        monkeypatch.setattr(Group, "USERNAME_FIELD", "name", raising=False)
+        monkeypatch.setattr(Group, "get_email_field_name", lambda: "email", raising=False)
+        monkeypatch.setattr(lookup, "get_user_model", lambda: Group)
+        return Group.objects.create(name="ann@home")
+
+    @pytest.mark.parametrize(
+        ("text", "prefix"), [("ann@home", False), ("ann", True), ("ann@", True)], ids=["a name", "a prefix", "with @"]
+    )
+    def test_a_user_is_found_by_name(self, text: str, prefix: bool, ann: Any) -> None:
+        assert find_users(text, prefix=prefix) == [ann]
+
+    def test_the_name_is_all_that_logs_in(self, ann: Any) -> None:
+        assert login_names([ann]) == {login_subject("ann@home"): "ann@home"}
+
+    def test_a_hint_names_the_user(self, ann: Any) -> None:
+        assert f'The user with this name is "user:{ann.pk}".' in subject_hint("ann@home")
+
+
+@pytest.mark.parametrize("text", ["9" * 20, "99999999999 00:00:00", "P999999999999D", "-"])
+def test_a_key_that_is_longer_than_any_duration_is_of_nobody(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = DurationField()  # this field alone raises an OverflowError
+    monkeypatch.setattr(User._meta, "get_field", lambda name: key)
+
+    assert parse_user_key(text) is None
 
 
 OF_A_CALL = (

@@ -8,7 +8,7 @@ from functools import partial
 from io import StringIO
 from itertools import takewhile
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import redis
@@ -1245,6 +1245,14 @@ class TestWhatMatters:
         QuotaOverride.objects.create(**{"subject": USER, "mode": "blocked", **fields})
 
         assert self.headlines(USER) == [line]
+
+    def test_it_knows_the_override_that_another_process_saved(self, database: Any) -> None:
+        run("quota_status", USER)
+
+        with patch.object(overrides, "change"):  # this process is not told
+            QuotaOverride.objects.create(subject=USER, mode="blocked")
+
+        assert self.headlines(USER) == ["  Blocked, without an end"]
 
     @pytest.mark.parametrize(
         "fields",
