@@ -71,7 +71,7 @@ def test_a_sentence_knows_the_override_that_another_process_saved() -> None:
 
 
 class Servers:
-    """A store of some servers: by its name, what the write of each says, or its error."""
+    """A store of some servers: by its name, what the write of each says, what it reports of itself, or its error."""
 
     def __init__(self, **said: Any) -> None:
         self._said = said
@@ -93,7 +93,8 @@ class Servers:
             raise said
         client = MagicMock()
         pipeline = client.pipeline.return_value.__enter__.return_value
-        pipeline.execute.side_effect = lambda **_: [{"role": "master"}, 7, said, *[9] * pipeline.xlen.call_count]
+        info, change = (said, 0) if isinstance(said, dict) else ({"role": "master"}, said)
+        pipeline.execute.side_effect = lambda **_: [info, 7, change, *[9] * pipeline.xlen.call_count]
         yield client
 
 
@@ -113,6 +114,37 @@ class TestServers:
         found = health(store_of(a=StoreUnavailable("gone"), b=0), "quota")
 
         assert (found.servers, found.silent, found.keys, found.events) == (2, ["a"], 7, None)
+
+    def test_the_figures_of_all_are_joined(self) -> None:
+        one = {"redis_version": "7.0.15", "uptime_in_seconds": 9, "connected_clients": 2, "used_memory": 30,
+               "maxmemory": 100, "maxmemory_policy": "noeviction", "role": "master"}  # fmt: skip
+        other = {"redis_version": "7.0.9", "uptime_in_seconds": 5, "connected_clients": 3, "used_memory": 40,
+                 "maxmemory": 50, "maxmemory_policy": "allkeys-lru", "role": "slave"}  # fmt: skip
+
+        found = health(store_of(a=one, b=other), "quota")
+
+        figures = (found.version, found.uptime, found.clients, found.used, found.most, found.policy, found.keys)
+        assert figures == ("7.0.9", 5, 5, 70, 150, "allkeys-lru", 14)
+        assert (found.fullest, found.is_nearly_full, found.may_evict, found.is_replica) == (0.8, False, True, True)
+
+    def test_what_none_may_say_is_unknown(self) -> None:
+        denied: dict[str, Any] = {}
+
+        found = health(store_of(a=denied, b=denied), "quota")
+
+        figures = (found.version, found.role, found.uptime, found.clients, found.used, found.policy)
+        assert figures == (None,) * 6
+        assert (found.most, found.fullest, found.may_evict, found.is_replica) == (0, None, False, False)
+
+    def test_a_server_without_a_bound_leaves_all_without_one(self) -> None:
+        found = health(store_of(a={"maxmemory": 100, "used_memory": 95}, b={"maxmemory": 0}), "quota")
+
+        assert (found.most, found.fullest, found.is_nearly_full) == (0, 0.95, True)
+
+    def test_one_of_valkey_says_its_own_version(self) -> None:
+        info = {"redis_version": "7.2.4", "valkey_version": "8.0.1"}
+
+        assert health(store_of(a=info), "quota").version == "Valkey 8.0.1"
 
     def test_if_all_are_silent_it_is_an_error(self) -> None:
         with pytest.raises(StoreUnavailable, match="a part of the Cluster did not answer"):
