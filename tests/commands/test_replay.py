@@ -665,6 +665,7 @@ NEEDS = {
     "settled": ({"settle": line}, "settle= is a function"),
     "tiered": ({"rate": {"anonymous": "1/m", "authenticated": "2/m"}}, "its rate depends on the user"),
     "exempt_staff": ({"exempt": "staff"}, "exempt='staff' needs the user"),
+    "by_user_without_a_place": ({"key": "user", "match": None}, "key='user' needs the user"),
     "of_host": ({"match": "host:a.example"}, "match= needs the host"),
     "not_on_host": ({"exclude": "host:a.example"}, "match= needs the host"),
     "by_user_or_address": ({"key": "user_or_ip"}, "key='user_or_ip' needs the user"),
