@@ -776,6 +776,18 @@ class TestBans:
 
         assert printed == f"Banned {SUBJECT} from banning for 10 minutes.\n"
 
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_ban_that_lasts_longer_already_stays(self) -> None:
+        printed = run("quota_bans", "set", "banning", "user:7", "10m")
+
+        assert printed.startswith("Banned user:7 from banning for 20 minutes.\n")
+
+    def test_a_rule_with_the_name_of_a_rate_may_be_written_in_words(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"5/m": {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}}}
+        run("quota_bans", "set", "5 per minute", SUBJECT, "10m")
+
+        assert run("quota_bans", "list", "--rule", "5 per minute").startswith(f"{SUBJECT} from 5/m until ")
+
     def test_a_ban_that_is_set_refuses(self) -> None:
         run("quota_bans", "set", "banning", SUBJECT, "10m")
 
@@ -847,6 +859,7 @@ class TestBans:
         lifted = run("quota_bans", "lift", "login:username=ann", "--json")
 
         assert [each["subject"] for each in lifted["bans"]] == [f"{name}+ip:192.0.2.{number}" for number in (1, 2)]
+        assert run("quota_bans", "list", "--json") == []
 
     def test_the_event_of_a_ban_that_is_set_says_who_set_it_with_the_reason(self) -> None:
         run("quota_bans", "set", "banning", SUBJECT, "10m", "--reason", "spam", "--by", "the watchdog")
