@@ -233,14 +233,20 @@ def test_a_hint_about_a_rule_names_the_nearest(rule: str, hint: str, settings: A
     [
         pytest.param("10 per minute", "10/m", id="a rate in words"),
         pytest.param("5/min", "5/min", id="a rule with the name of a rate"),
-        pytest.param("9 per hour", "9 per hour", id="a rule with a rate in words as its name"),
         pytest.param("gone", "gone", id="a name"),
     ],
 )
 def test_a_rate_has_one_name_however_it_is_typed(text: str, rule: str, settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"5/min": "7/m", "9 per hour": "7/m"}}
+    settings.QUOTA = {"RULES": {"5/min": "7/m"}}
 
     assert parse_rule_input(text) == rule
+
+
+def test_a_rule_of_a_view_may_have_a_rate_in_words_as_its_name(settings: Any) -> None:
+    view = quota("7/m", key="ip", name="9 per hour")(lambda request: HttpResponse())
+    settings.ROOT_URLCONF = (path("a/", view),)
+
+    assert parse_rule_input("9 per hour") == "9 per hour"
 
 
 @pytest.mark.django_db
