@@ -106,12 +106,13 @@ def read_time(text: str, latest: int = 0) -> int:
     if _NUMBER.fullmatch(text):
         number = float(text.replace(",", "."))
         times = (round(number * scale) for scale in (SECOND, 1_000, 1, 0.001))
-        return next(time for time in times if time < MAX_TIME)
-    try:
-        moment = _common_time(text) if "/" in text else datetime.fromisoformat(text)
-        time = microseconds_of(moment) if moment.tzinfo else _local_time(moment, latest)
-    except (ValueError, OverflowError):
-        raise UnreadableLineError(f"{text!r} is not a time, such as 21/Nov/2026:04:40:00 +0000") from None
+        time = next(time for time in times if time < MAX_TIME)
+    else:
+        try:
+            moment = _common_time(text) if "/" in text else datetime.fromisoformat(text)
+            time = microseconds_of(moment) if moment.tzinfo else _local_time(moment, latest)
+        except (ValueError, OverflowError):
+            raise UnreadableLineError(f"{text!r} is not a time, such as 21/Nov/2026:04:40:00 +0000") from None
     if not 0 < time < MAX_TIME:
         raise UnreadableLineError(f"its time is before 1970 or too far in the future: {text!r}")
     return time

@@ -383,12 +383,25 @@ class TestSubjectTooLongToKeep:
 def test_a_ban_with_a_name_too_long_to_keep_is_not_offered_to_be_lifted(rule: str, subject: str, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {rule: OPTIONS}}
     ban(rule, subject, "10m")
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"login": OPTIONS}}  # a long name of a rule that is gone
     client = superuser()
 
     assert offered(client) == []
     assert "of this list" not in client.get(PAGE).content.decode()
     answer = client.post(f"{PAGE}lift/", {"all": "1"}, follow=True)
     assert messages_of(answer) == [("warning", "Select the bans to lift.")]
+
+
+@pytest.mark.usefixtures("listing_store")
+def test_a_ban_of_a_rule_with_a_name_too_long_to_keep_can_be_lifted(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"é" * 40: OPTIONS}}
+    ban("é" * 40, "user:7", "10m")
+    client = superuser()
+
+    (row,) = offered(client)
+
+    assert "1 ban was lifted." in lift(client, row)
+    assert shown(client) == []
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -1,11 +1,18 @@
-"""Why a site limits nothing now, in a sentence for its operators."""
+"""Why a site limits nothing now, in a sentence for its operators, and what the servers of a store say of themselves."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import pytest
+from redis.exceptions import NoPermissionError, ReadOnlyError
 
+from django_quota.core.errors import StorePermissionDenied, StoreRefusesWrites
 from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.operating.health import nothing_is_limited
+from django_quota.limiting.overrides import overrides
+from django_quota.models import QuotaOverride
+from django_quota.operating.health import health, nothing_is_limited, refused_change
 from django_quota.testing import freeze
 from tests.support.overridden import override
 from tests.support.steps import SECOND, START
@@ -51,3 +58,116 @@ def test_a_sentence_says_that_an_override_exempts_everybody(value: str, rule: st
         override(value, rule, subject)
 
         assert nothing_is_limited() == said
+
+
+@pytest.mark.django_db
+def test_a_sentence_knows_the_override_that_another_process_saved() -> None:
+    nothing_is_limited()
+
+    with patch.object(overrides, "change"):  # this process is not told
+        QuotaOverride.objects.create(mode="exempt", subject="*", rule="*")
+
+    assert nothing_is_limited() == EXEMPT
+
+
+class Servers:
+    """A store of some servers: by its name, what the write of each says, what it reports of itself, or its error."""
+
+    def __init__(self, **said: Any) -> None:
+        self._said = said
+        self.redis = self
+
+    def servers(self) -> list[str]:
+        return list(self._said)
+
+    def server_of(self, key: str) -> str:
+        return self.servers()[0]
+
+    def node_key(self, key: str, server: str) -> str:
+        return f"{key} of {server}"
+
+    @contextmanager
+    def commands(self, server: str) -> Iterator[Any]:
+        said = self._said[server]
+        if isinstance(said, QuotaError):
+            raise said
+        client = MagicMock()
+        pipeline = client.pipeline.return_value.__enter__.return_value
+        info, change = (said, 0) if isinstance(said, dict) else ({"role": "master"}, said)
+        pipeline.execute.side_effect = lambda **_: [info, 7, change, *[9] * pipeline.xlen.call_count]
+        yield client
+
+
+def store_of(**said: Any) -> Any:
+    return Servers(**said)
+
+
+class TestServers:
+    """The health of a store of several servers."""
+
+    def test_of_two_one_may_be_silent(self) -> None:
+        found = health(store_of(a=0, b=StoreUnavailable("gone")), "quota")
+
+        assert (found.servers, found.silent, found.keys, found.events) == (2, ["b"], 7, 9)
+
+    def test_the_one_with_the_events_may_be_silent(self) -> None:
+        found = health(store_of(a=StoreUnavailable("gone"), b=0), "quota")
+
+        assert (found.servers, found.silent, found.keys, found.events) == (2, ["a"], 7, None)
+
+    def test_the_figures_of_all_are_joined(self) -> None:
+        one = {"redis_version": "7.0.15", "uptime_in_seconds": 9, "connected_clients": 2, "used_memory": 30,
+               "maxmemory": 100, "maxmemory_policy": "noeviction", "role": "master"}  # fmt: skip
+        other = {"redis_version": "7.0.9", "uptime_in_seconds": 5, "connected_clients": 3, "used_memory": 40,
+                 "maxmemory": 50, "maxmemory_policy": "allkeys-lru", "role": "slave"}  # fmt: skip
+
+        found = health(store_of(a=one, b=other), "quota")
+
+        figures = (found.version, found.uptime, found.clients, found.used, found.most, found.policy, found.keys)
+        assert figures == ("7.0.9", 5, 5, 70, 150, "allkeys-lru", 14)
+        assert (found.fullest, found.is_nearly_full, found.may_evict, found.is_replica) == (0.8, False, True, True)
+
+    def test_what_none_may_say_is_unknown(self) -> None:
+        denied: dict[str, Any] = {}
+
+        found = health(store_of(a=denied, b=denied), "quota")
+
+        figures = (found.version, found.role, found.uptime, found.clients, found.used, found.policy)
+        assert figures == (None,) * 6
+        assert (found.most, found.fullest, found.may_evict, found.is_replica) == (0, None, False, False)
+
+    def test_a_server_without_a_bound_leaves_all_without_one(self) -> None:
+        found = health(store_of(a={"maxmemory": 100, "used_memory": 95}, b={"maxmemory": 0}), "quota")
+
+        assert (found.most, found.fullest, found.is_nearly_full) == (0, 0.95, True)
+
+    def test_one_of_valkey_says_its_own_version(self) -> None:
+        info = {"redis_version": "7.2.4", "valkey_version": "8.0.1"}
+
+        assert health(store_of(a=info), "quota").version == "Valkey 8.0.1"
+
+    def test_if_all_are_silent_it_is_an_error(self) -> None:
+        with pytest.raises(StoreUnavailable, match="a part of the Cluster did not answer"):
+            health(store_of(a=StoreUnavailable("gone"), b=StoreUnavailable("gone")), "quota")
+
+    @pytest.mark.parametrize(
+        ("said", "refuses"),
+        [
+            pytest.param(0, "", id="takes it"),
+            pytest.param(ReadOnlyError("a replica"), "ReadOnlyError: a replica", id="refuses it"),
+            pytest.param(NoPermissionError("no ZADD"), "", id="may not be asked"),
+        ],
+    )
+    def test_one_that(self, said: object, refuses: str) -> None:
+        assert health(store_of(a=0, b=said), "quota").refuses == refuses
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        pytest.param(StoreRefusesWrites("a replica"), "a replica", id="of writes"),
+        pytest.param(StorePermissionDenied("no ZADD"), "", id="of the user"),
+    ],
+)
+def test_a_refusal(error: QuotaError, why: str) -> None:
+    assert refused_change(store_of(a=error), "quota:1:{user:1}:s") == why

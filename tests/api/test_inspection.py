@@ -77,6 +77,14 @@ class TestOnEitherStore:
             ("viewed", "", "7/m", 0, 7),
         ]  # fmt: skip
 
+    def test_of_chosen_rules_only_their_bans_are_read(self) -> None:
+        with freeze(START):
+            ban("banning", SUBJECT, "1h")
+
+            found = [[each.rule for each in load_snapshot(SUBJECT, [name]).bans] for name in ("search", "banning")]
+
+        assert found == [[], ["banning"]]
+
     def test_rules_whose_limits_cannot_be_read_are_named(self) -> None:
         assert set(status_of(SUBJECT)["unread"]) == {"function", "free", "broken"}
 
@@ -601,7 +609,8 @@ class TestLongerSubjects:
 
         assert self.found() == []
 
-    def test_one_that_was_refused_yesterday_is_found(self) -> None:
+    def test_one_that_was_refused_yesterday_is_found(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}  # a busy site soon forgets them
         pair = f"{SUBJECT}+{self.name('a')}"
         with freeze(START - 24 * 3_600 * SECOND):
             self.refuse(pair)

@@ -7,7 +7,8 @@ from unittest.mock import Mock
 from urllib.parse import quote
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
+from django.db.models import DurationField
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import ResolverMatch, path
@@ -34,6 +35,7 @@ from django_quota.operating.lookup import (
     parse_override_input,
     parse_rule_input,
     parse_subject_input,
+    parse_user_key,
     related_subjects,
     rule_hint,
     smaller_hint,
@@ -240,6 +242,13 @@ def test_a_rate_has_one_name_however_it_is_typed(text: str, rule: str, settings:
     assert parse_rule_input(text) == rule
 
 
+def test_a_rule_of_a_view_may_have_a_rate_in_words_as_its_name(settings: Any) -> None:
+    view = quota("7/m", key="ip", name="9 per hour")(lambda request: HttpResponse())
+    settings.ROOT_URLCONF = (path("a/", view),)
+
+    assert parse_rule_input("9 per hour") == "9 per hour"
+
+
 @pytest.mark.django_db
 class TestNamesOfUsers:
     """What is read of users by their subjects and names."""
@@ -327,6 +336,11 @@ class TestNamesOfUsers:
     def test_a_user_is_found_by_subject(self, ann: User) -> None:
         assert user_of(f"user:{ann.pk}") == ann
 
+    def test_a_string_without_an_at_sign_is_no_address(self, ann: User) -> None:
+        User.objects.create_user("bob", "ann")
+
+        assert find_users("ann") == []
+
     @pytest.mark.parametrize("subject", ["user:", "user:x", "org:{}", "user:{}+ip:203.0.113.9", "{}"])
     def test_another_subject_is_not_a_user(self, subject: str, ann: User) -> None:
         assert user_of(subject.format(ann.pk)) is None
@@ -367,7 +381,10 @@ class TestNamesOfUsers:
 
         assert login_names_among([subject, login_subject("nobody"), "user:7"], []) == {subject: "Ann"}
 
-    def test_a_digest_of_another_user_is_looked_for_beside_those_of_given_users(self, ann: User) -> None:
+    def test_a_digest_of_another_user_is_looked_for_beside_those_of_given_users(
+        self, ann: User, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lookup, "MAX_LOGIN_USERS", 1)  # of the newest, who is not Ann
         User.objects.create_user("bob")
         names = {login_subject(name): name for name in ("Ann", "bob")}
 
@@ -409,6 +426,38 @@ class TestNamesOfUsers:
             login_names_among([login_subject("ann")], [])
 
         assert asked.captured_queries[0]["sql"].endswith(" LIMIT 5000")
+
+
+@pytest.mark.django_db
+class TestUserModelWithoutAnAddress:
+    """A user model of the site may have a name and no field for an e-mail address."""
+
+    @pytest.fixture(autouse=True)
+    def ann(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        monkeypatch.setattr(Group, "USERNAME_FIELD", "name", raising=False)
+        monkeypatch.setattr(Group, "get_email_field_name", lambda: "email", raising=False)
+        monkeypatch.setattr(lookup, "get_user_model", lambda: Group)
+        return Group.objects.create(name="ann@home")
+
+    @pytest.mark.parametrize(
+        ("text", "prefix"), [("ann@home", False), ("ann", True), ("ann@", True)], ids=["a name", "a prefix", "with @"]
+    )
+    def test_a_user_is_found_by_name(self, text: str, prefix: bool, ann: Any) -> None:
+        assert find_users(text, prefix=prefix) == [ann]
+
+    def test_the_name_is_all_that_logs_in(self, ann: Any) -> None:
+        assert login_names([ann]) == {login_subject("ann@home"): "ann@home"}
+
+    def test_a_hint_names_the_user(self, ann: Any) -> None:
+        assert f'The user with this name is "user:{ann.pk}".' in subject_hint("ann@home")
+
+
+@pytest.mark.parametrize("text", ["9" * 20, "99999999999 00:00:00", "P999999999999D", "-"])
+def test_a_key_that_is_longer_than_any_duration_is_of_nobody(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = DurationField()  # this field alone raises an OverflowError
+    monkeypatch.setattr(User._meta, "get_field", lambda name: key)
+
+    assert parse_user_key(text) is None
 
 
 OF_A_CALL = (

@@ -18,6 +18,7 @@ from django.test import RequestFactory
 from django_quota import Rule, acheck, check, check_all, reserve, slot
 from django_quota.adapters import decide
 from django_quota.core import clock
+from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import system_key
 from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
 from django_quota.exceptions import StoreUnavailable
@@ -67,6 +68,33 @@ class TestWhatIsCounted:
                 check("2/m", subject, name="a")
 
         assert refused_today() == [("user:2", 2), ("user:1", 1)]
+
+    def test_only_those_who_were_refused_most_are_listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.operating.activity.SUBJECTS_SHOWN", 2)
+        for subject, times in (("user:1", 3), ("user:2", 4), ("user:3", 2)):
+            for _ in range(times):
+                check("1/m", subject, name="a")
+
+        assert [(each.subject, each.count) for each in activity().refused] == [("user:2", 3), ("user:1", 2)]
+
+    def test_the_rate_of_a_rule_has_the_last_sixty_seconds(self) -> None:
+        with freeze(START):
+            check("9/m", SUBJECT, name="a")
+            check("9/m", "user:1", name="a")
+            flusher.flush()
+
+        with freeze(START + 75 * SECOND):
+            check("9/m", SUBJECT, name="a")
+
+            (rule,) = activity().rules
+            assert rule.rate == 1 + 2 * 0.75
+
+    def test_while_a_store_refuses_writes_it_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        check("9/m", SUBJECT, name="a")
+        flusher.flush()
+        monkeypatch.setattr(metrics.DecisionMetrics, "flush", Mock(side_effect=StoreRefusesWrites("full")))
+
+        assert [rule.rule for rule in activity().rules] == ["a"]
 
     def test_a_shadow_is_counted_apart(self) -> None:
         for _ in range(3):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock, patch
@@ -22,11 +23,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import counter, reserve
+from django_quota.core.errors import StorePermissionDenied
 from django_quota.core.keys import KEY_KINDS, key_of, subject_base, system_key
 from django_quota.exceptions import StoreUnavailable
 from django_quota.management.console import progress
 from django_quota.operating import sweep as sweeping
 from django_quota.operating.sweep import Sweeper, SweepReport
+from django_quota.stores.redis.store import RedisStore
 from django_quota.stores.scanning import Patience
 from django_quota.testing import freeze
 from tests.support.commands import ROOT, Manage, Terminal, json_of, managing, said, wait_until
@@ -245,6 +248,70 @@ def stopped(after: int, **options: Any) -> SweepReport:
     return swept(stop=stop, advance=advance, **options)
 
 
+class TwoServers:
+    """The Redis of the test as the two servers of a Cluster, each of which has all keys."""
+
+    def __init__(self) -> None:
+        self._store = redis_store()
+        self.redis = self
+
+    def servers(self) -> list[str]:
+        return ["a", "b"]
+
+    def node_key(self, key: str, server: str) -> str:
+        return f"{key}:{server}"
+
+    def commands(self, server: str) -> Any:
+        return self._store.commands()
+
+    def run(self, *given: Any) -> Any:
+        return self._store.run(*given)
+
+
+def two_swept(store: Any, advance: Callable[[threading.Event], object] = bool) -> SweepReport:
+    """Sweep two servers; `advance` gets what stops the sweep after each page."""
+    stop = threading.Event()
+    with freeze(START):
+        return Sweeper(store, "quota", budget_ms=1_000).sweep(stop, lambda _: advance(stop))
+
+
+def test_a_sweep_that_goes_on_at_one_of_two_servers_is_resumed(raw: redis.Redis) -> None:
+    fill(raw, 4_000, entries=1)
+    two_swept(TwoServers(), lambda stop: stop.set())
+
+    report = two_swept(TwoServers())
+
+    assert (report.resumed, report.complete, raw.exists(f"{POSITION}:a")) == (True, True, 0)
+
+
+def test_a_sweep_that_is_stopped_after_the_first_of_two_servers_is_not_complete(raw: redis.Redis) -> None:
+    put(raw, a_key("r"), {"x": START - 1})
+
+    report = two_swept(TwoServers(), lambda stop: stop.set())
+
+    assert (report.removed, report.complete, report.missed) == (1, False, 0)
+
+
+def test_batches_that_are_missed_do_not_end_a_sweep_that_has_examined_others(
+    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys of some slots have moved to a server that does not answer."""
+    fill(raw, 250, entries=1)
+    answers = chain([None], repeat(StorePermissionDenied("no EVAL")))
+    run, store = RedisStore.run, TwoServers()
+
+    def run_first(*given: Any) -> Any:
+        if (error := next(answers)) is not None:
+            raise error
+        return run(*given)
+
+    monkeypatch.setattr(RedisStore, "run", run_first)
+
+    report = two_swept(store)
+
+    assert (report.keys, report.complete, report.missed >= 2) == (100, False, True)
+
+
 def test_a_sweep_after_a_complete_one_begins_at_the_first_key(raw: redis.Redis) -> None:
     fill(raw, 4_000, entries=1)
     stopped(3)
@@ -268,7 +335,7 @@ def test_a_dry_run_that_is_stopped_saves_no_position(raw: redis.Redis) -> None:
 
     stopped(3, dry_run=True)
 
-    assert raw.exists(POSITION) == 0
+    assert (raw.exists(POSITION), raw.dbsize()) == (0, 4_000)
 
 
 def report_of(process: Any) -> dict[str, Any]:

@@ -327,6 +327,14 @@ def test_the_command_prints_a_month_from_its_first_day_to_its_last(month: str) -
         assert printed("--month", month) == "org:1  api: 110 units, 2 allowed, 0 refused\n"
 
 
+def test_the_command_has_what_waits_of_the_end_of_a_month() -> None:
+    with freeze(noon("2026-10-31")):
+        check(API, "user:2", 4)
+
+    with freeze(noon("2026-11-05")):
+        assert [line["units"] for line in json_of("quota_usage", month="2026-10")] == [4]
+
+
 def test_a_misspelled_rule_of_the_command_gets_a_hint(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "5/d"}}
 

@@ -1,12 +1,14 @@
 """Which subjects a rule counts: what is said of it by its key, and by the subjects that it has counted."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.http import HttpRequest
 
 from django_quota import check
 from django_quota.features.events import Event
+from django_quota.limiting.overrides import overrides
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating import who_counts as counting
 from django_quota.operating.who_counts import who_counts
@@ -90,6 +92,15 @@ class TestOverrides:
 
     def test_they_show_subjects(self) -> None:
         override("x 0 0 ", "units", "org:9")
+
+        assert who_counts().subjects == {"units": ["org:9"]}
+
+    @pytest.mark.django_db
+    def test_one_that_another_process_saved_shows_a_subject(self) -> None:
+        overrides.refresh()
+
+        with patch.object(overrides, "change"):  # this process is not told
+            QuotaOverride.objects.create(mode="exempt", subject="org:9", rule="units")
 
         assert who_counts().subjects == {"units": ["org:9"]}
 

@@ -15,6 +15,7 @@ import redis
 from django.core.management import CommandError, call_command
 
 from django_quota import Rule, ban, check, counter, once, peek, reserve, slot
+from django_quota.core.errors import StorePermissionDenied
 from django_quota.core.rates import parse_duration
 from django_quota.engine.events import NO_LOG
 from django_quota.engine.state_copies import ReadStates
@@ -24,6 +25,7 @@ from django_quota.features.usage.days import Count, recent_usage
 from django_quota.limiting.registry import make_store
 from django_quota.management.commands import quota_copy
 from django_quota.operating.copying import KEYS_A_CALL, CopiedStore, Copier, CopyReport, copied_kind
+from django_quota.stores.database.store import DatabaseStore
 from django_quota.stores.scanning import Patience
 from django_quota.testing import freeze
 from tests.support.commands import Terminal, said
@@ -231,9 +233,12 @@ def test_the_key_prefix_of_a_cache_alias_is_added(use: Callable[[str], None], se
     settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": "shop"}}
     CREDITS.incr(USER, 7)
 
+    CREDITS.incr("org:quota", 9)
+
     copy()
 
     assert raw.get("shop:quota:1:{user:1}:c:credits") == b"7"
+    assert raw.get("shop:quota:1:{org:quota}:c:credits") == b"9"
 
 
 @pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
@@ -343,6 +348,69 @@ def test_the_bans_of_all_batches_are_counted(
         ban("login", f"ip:192.0.2.{number}", "1h")
 
     assert copy("--json", way=way)["bans"] == 3
+
+
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_the_keys_of_all_batches_are_counted(
+    way: Direction, use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_quota.operating.copying.KEYS_A_CALL", 1)
+    old, new = way
+    for store, number in ((new, 2), (old, 3)):
+        use(store)
+        for each in range(number):
+            CREDITS.set(f"user:{each}", 5)
+
+    report = copy("--replace", "--json", way=way)
+
+    assert (report["kinds"]["c"], report["replaced"] >= 2) == (3, True)
+
+
+def test_what_is_left_out_of_all_batches_is_reported(
+    use: Callable[[str], None], raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_quota.operating.copying.KEYS_A_CALL", 1)
+    use("redis")
+    for number in range(2):
+        VISITORS.unique(f"org:{number}", "ann")
+        raw.set(f"quota:1:{{user:{number}}}:c:credits", "many")
+
+    report = copy("--json", way=("redis", "database"))
+
+    assert (report["distinct"], len(report["foreign"])) == (4, 2)
+
+
+@pytest.fixture
+def a_key_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SCAN returns a key that has expired when it is read."""
+    keys = CopiedStore.keys
+    monkeypatch.setattr(CopiedStore, "keys", lambda *given: iter([["quota:1:{user:9}:c:credits"], *keys(*given)]))
+
+
+@pytest.mark.usefixtures("a_key_goes")
+@pytest.mark.parametrize("more", [(), ("--replace",)], ids=["without --replace", "--replace"])
+@pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
+def test_a_key_that_is_gone_when_it_is_read_is_not_counted(
+    way: Direction, more: tuple[str, ...], use: Callable[[str], None]
+) -> None:
+    use(way[0])
+    CREDITS.set(USER, 100)
+
+    report = copy(*more, "--json", way=way)
+
+    assert (report["kinds"]["c"], report["replaced"]) == (1, 0)
+
+
+def test_a_database_that_cannot_empty_its_list_of_bans_is_named(
+    use: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use("redis")
+    CREDITS.set(USER, 100)
+    monkeypatch.setattr(DatabaseStore, "write", Mock(side_effect=StorePermissionDenied("no DELETE")))
+
+    said = error_of("quota_copy", "--from", "redis", "--to", "database", "--replace")
+
+    assert said == 'The quota store is unavailable: no DELETE. It is DATABASES["default"].'
 
 
 @pytest.mark.parametrize("more", [(), ("--replace",)], ids=["empty", "replace"])
@@ -512,6 +580,16 @@ def test_on_a_terminal_it_draws_its_progress(use: Callable[[str], None]) -> None
     call_command("quota_copy", "--from", "database", "--to", "redis", stdout=io.StringIO(), stderr=terminal)
 
     assert terminal.getvalue().endswith(f"\rCopying {'█' * 20} 2 of 2\n")
+
+
+def test_on_a_terminal_what_is_left_out_is_done_too(use: Callable[[str], None], raw: redis.Redis) -> None:
+    use("redis")
+    raw.set("quota:1:{user:1}:c:credits", "many")
+    terminal = Terminal()
+
+    call_command("quota_copy", "--from", "redis", "--to", "database", stdout=io.StringIO(), stderr=terminal)
+
+    assert terminal.getvalue().endswith(f"\rCopying {'█' * 20} 1 of 1\n")
 
 
 def test_on_a_terminal_a_dry_run_draws_what_it_counts(use: Callable[[str], None]) -> None:
@@ -724,6 +802,15 @@ def test_each_kind_has_words_of_its_own(
     monkeypatch.setattr(Copier, "copy", lambda *_: CopyReport(Counter(dict.fromkeys(kinds, number)), complete=True))
 
     assert copy().splitlines()[1:] == [f"  {line}" for line in lines]
+
+
+def test_a_key_that_comes_twice_in_a_batch_is_read_once() -> None:
+    """SCAN may return a key twice."""
+    names = Mock(return_value=iter(["quota:1:{user:1}:c:credits"] * 2 + ["quota:1:{user:2}:c:credits"]))
+
+    found = list(CopiedStore(Mock(names=names), "quota", "a store").keys(Patience()))
+
+    assert found == [["quota:1:{user:1}:c:credits", "quota:1:{user:2}:c:credits"]]
 
 
 def test_a_call_copies_at_most_a_hundred_keys() -> None:

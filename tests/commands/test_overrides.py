@@ -27,6 +27,7 @@ from django_quota.models import QuotaOverride
 from django_quota.operating import override_lists
 from django_quota.operating.override_lists import read_list
 from tests.support import commands
+from tests.support.databases import LaggingReplica
 
 SUBJECT = "ip:203.0.113.9"
 TABLE = "django_quota_quotaoverride"
@@ -422,10 +423,16 @@ class TestList:
     def test_json_has_the_times_of_a_site_without_time_zones_in_utc(self, settings: Any) -> None:
         settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
         said("set", SUBJECT, "exempt", "--rule", "search", "--until", "2126-01-31T12:00")
+        QuotaOverride.objects.filter(rule="search").update(starts=datetime(2126, 1, 1, 12))  # noqa: DTZ001 — so is the site
 
         _, search = said("list", "--json")
 
-        assert search["expires"] == "2126-01-31T03:00:00+00:00"
+        assert (search["starts"], search["expires"]) == ("2126-01-01T03:00:00+00:00", "2126-01-31T03:00:00+00:00")
+
+    def test_a_new_one_is_listed_though_a_replica_lags(self, settings: Any) -> None:
+        settings.DATABASE_ROUTERS = [LaggingReplica()]
+
+        assert f"{SUBJECT}, all rules: 5/m, until " in said("list")
 
     def test_a_line_says_whom_it_concerns_until_when(self) -> None:
         assert f"{SUBJECT}, all rules: 5/m, until " in said("list")
@@ -530,6 +537,13 @@ class TestClear:
 
         assert said("--verbosity", "0", "clear", SUBJECT) == ""
 
+    def test_the_override_of_a_rule_that_is_gone_is_cleared_without_a_note(self) -> None:
+        set_override("serch", SUBJECT, {"mode": "blocked"})
+
+        (printed,) = said("clear", SUBJECT, "--rule", "serch").splitlines()
+
+        assert printed.startswith("Cleared ")
+
     def test_it_says_that_nothing_has_the_rule(self) -> None:
         set_override("*", SUBJECT, {"mode": "blocked"})
 
@@ -565,6 +579,9 @@ class TestLabel:
 
     def test_of_many_the_first_twenty_are_printed(self) -> None:
         assert said("clear", "--label", "bots").count("Cleared") == 21  # the last line is that of the other 10
+
+    def test_json_has_all_that_are_cleared(self) -> None:
+        assert len(said("clear", "--label", "bots", "--json")) == 30
 
     def test_of_twenty_all_are_printed(self) -> None:
         QuotaOverride.objects.filter(subject__regex=r"^ip:198\.51\.100\.[0-9]$").delete()

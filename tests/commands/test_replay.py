@@ -360,6 +360,17 @@ def test_the_rule_of_each_method_of_a_class_is_found(method: str, settings: Any)
     assert [rule.name for rule in rules_on_views()] == [method]
 
 
+def test_a_wrong_rule_of_one_method_hides_no_other(settings: Any) -> None:
+    def answer(self: View, request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    rules = {"get": quota(rule="gone")(answer), "post": quota("9/m", name="post")(answer)}
+    view: Any = type("Page", (View,), rules)
+    settings.ROOT_URLCONF = (url("page/", view.as_view()),)
+
+    assert [rule.name for rule in rules_on_views()] == ["post"]
+
+
 @pytest.fixture
 def long_report() -> str:
     """A report about rules with long names and several rates, long paths, and lines that are not requests."""
@@ -387,6 +398,9 @@ class TestOneRate:
         found = run_json("access.log", "--rate", "2/m", "--key", "ip")
 
         assert (list(found["rules"]), found["refused"]) == (["2/m by ip"], 2)
+
+    def test_the_text_has_its_figures_though_it_refuses_nobody(self) -> None:
+        assert "  refused             0 (0.0%)\n" in run("access.log", "--rate", "9/m")
 
     def test_it_may_have_a_key_of_several_parts(self) -> None:
         assert run_json("access.log", "--rate", "2/m", "--key", "ip", "--key", "path")["refused"] == 0
@@ -665,6 +679,7 @@ NEEDS = {
     "settled": ({"settle": line}, "settle= is a function"),
     "tiered": ({"rate": {"anonymous": "1/m", "authenticated": "2/m"}}, "its rate depends on the user"),
     "exempt_staff": ({"exempt": "staff"}, "exempt='staff' needs the user"),
+    "by_user_without_a_place": ({"key": "user", "match": None}, "key='user' needs the user"),
     "of_host": ({"match": "host:a.example"}, "match= needs the host"),
     "not_on_host": ({"exclude": "host:a.example"}, "match= needs the host"),
     "by_user_or_address": ({"key": "user_or_ip"}, "key='user_or_ip' needs the user"),
@@ -802,6 +817,17 @@ class TestBehindProxies:
             "log of the proxy."
         )
 
+    def test_the_note_names_a_proxy_that_any_rule_counts(self, settings: Any) -> None:
+        settings.QUOTA = {
+            "TRUSTED_PROXIES": ["10.0.0.0/8"],
+            "RULES": {
+                "all": {"rate": "5/m", "key": "global", "match": "/"},
+                "each": {"rate": "5/m", "key": "ip", "match": "/"},
+            },
+        }
+
+        assert run_json("access.log")["notes"][0].startswith("10.0.0.1 counts as a client")
+
     def test_the_note_names_one_proxy_of_several(self, settings: Any) -> None:
         settings.QUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8", "203.0.113.0/24"]}
         log([line(0, "203.0.113.2"), line(1, "10.0.0.1")])
@@ -936,6 +962,7 @@ def test_a_header_of_json_is_read_by_its_name(name: str, meta: str) -> None:
     [
         pytest.param({"remote_addr": "203.0.113.9"}, {"ip": "10.0.0.1", "client_ip": "10.0.0.2"}, id="the better name"),
         pytest.param({"ip": "203.0.113.9"}, {"peer": {"remote_addr": "10.0.0.1"}}, id="the one at the top"),
+        pytest.param({"ip": "203.0.113.9"}, {"peer": {"ip": "10.0.0.1"}}, id="of one name, the one at the top"),
         pytest.param({"peer": {"ip": "203.0.113.9"}}, {"a": {"b": {"ip": "10.0.0.1"}}}, id="the one nearer to the top"),
     ],
 )
@@ -947,6 +974,22 @@ def test_of_two_fields_of_json_with_one_meaning_one_counts(
     text = json.dumps({**without("ip"), **both})
 
     assert find_format([text]).read(text).meta["REMOTE_ADDR"] == "203.0.113.9"
+
+
+@pytest.mark.parametrize("other", ["vhost", "http_host", "headers.host"])
+def test_the_host_of_the_server_is_the_only_host_of_a_line(other: str) -> None:
+    text = json.dumps({other: "b.example", **WHOLE, "host": "a.example"})
+
+    log_format = find_format([text])
+
+    assert "header:host" not in log_format.fields
+    assert log_format.read(text).meta["HTTP_HOST"] == "a.example"
+
+
+def test_the_headers_of_a_nested_response_are_left_out() -> None:
+    text = json.dumps({**WHOLE, "http": {"response": {"headers": {"X-Api-Key": "x"}}}})
+
+    assert find_format([text]).read(text).meta == {"REMOTE_ADDR": "203.0.113.9"}
 
 
 @pytest.mark.parametrize("begins", ["\n", " \n\n", "  "], ids=["a blank line", "two", "blanks before the object"])
@@ -1063,7 +1106,10 @@ def test_what_is_not_a_request_is_unreadable(target: str) -> None:
     ],
 )
 def test_the_first_lines_say_whether_a_log_has_headers(lines: list[str], name: str) -> None:
-    assert find_format(lines).name == name
+    found = find_format(lines)
+
+    headers = {"header:referer", "header:user-agent"} if name == "combined" else set()
+    assert (found.name, set(found.fields)) == (name, {"ip", "time", "request"} | headers)
 
 
 @pytest.mark.parametrize("header", ["Timestamp", "Time", "Ts", "Client-Ip", "Method", "Uri", "Host", "X.ts"])
@@ -1096,6 +1142,13 @@ def test_a_time_that_the_clock_shows_twice_follows_the_line_before(settings: Any
 
     minutes = [(time - traffic.times[0]) // (60 * SECOND) for time in traffic.times]
     assert minutes == list(range(121))
+
+
+@pytest.mark.parametrize("before", ["2026-03-28T12:00", "2026-03-29T12:00"], ids=["a day before", "hours after"])
+def test_a_time_that_the_clock_skips_is_that_of_a_clock_not_yet_set_forward(before: str, settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+
+    assert read_time("2026-03-29T02:30:00", read_time(before)) == read_time("2026-03-29T01:30:00Z")
 
 
 def test_a_line_without_a_rule_says_which_time_a_clock_means_that_shows_it_twice(settings: Any) -> None:
@@ -1140,7 +1193,9 @@ def test_a_line_that_a_site_could_not_answer_is_unreadable(fields: dict[str, str
     assert traffic.shown == [Unreadable(2, reason, text[:500])]
 
 
-@pytest.mark.parametrize("time", ["20260921141320", "20260921141", "12345678901234567"])
+@pytest.mark.parametrize(
+    "time", ["20260921141320", "20260921141", "12345678901234567", "01/Jan/99999999999:00:00:00 +0000"]
+)
 def test_a_number_that_is_not_a_time_since_1970_is_unreadable(time: str) -> None:
     with pytest.raises(UnreadableLineError) as caught:
         read_time(time)
@@ -1166,8 +1221,11 @@ def test_each_of_several_logs_may_begin_with_a_byte_order_mark() -> None:
 
 @pytest.mark.parametrize(
     "time",
-    ["1969-12-31T23:59:59Z", "1970-01-01T00:00:00Z", "5138-11-16T09:46:40Z", "01/Jan/1969:00:00:00 +0000"],
-)
+    [
+        "1969-12-31T23:59:59Z", "1970-01-01T00:00:00Z", "5138-11-16T09:46:40Z", "01/Jan/1969:00:00:00 +0000",
+        "000000000", "0000000000.0",
+    ],
+)  # fmt: skip
 def test_a_time_that_no_server_can_have_logged_is_unreadable(time: str) -> None:
     with pytest.raises(UnreadableLineError) as caught:
         read_time(time)

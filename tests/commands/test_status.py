@@ -8,6 +8,7 @@ from functools import partial
 from io import StringIO
 from itertools import takewhile
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import redis
@@ -15,7 +16,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth import authenticate
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError
+from django.db import DatabaseError, ProgrammingError
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import path
@@ -33,7 +34,7 @@ from django_quota.limiting.flusher import flusher
 from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
-from django_quota.management.commands import quota_bans
+from django_quota.management.commands import quota_bans, quota_status
 from django_quota.models import QuotaOverride
 from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
@@ -184,6 +185,13 @@ class TestLimits:
             slot("seats", 3, 30, subject=SUBJECT).acquire()
 
         assert run("quota_status", SUBJECT, "--rule", "search", "--json")[part] == [expected]
+
+    @pytest.mark.parametrize("words", [(), ("--all",)], ids=["by default", "--all"])
+    def test_beside_used_limits_it_says_that_all_shows_more(self, words: tuple[str, ...]) -> None:
+        with freeze(START):
+            check("search", SUBJECT)
+
+        assert ("--all also shows" in run("quota_status", SUBJECT, *words)) is not bool(words)
 
     def test_unused_limits_are_left_out(self) -> None:
         assert "  Nothing is used.\n  --all also shows unused limits" in run("quota_status", SUBJECT)
@@ -768,6 +776,18 @@ class TestBans:
 
         assert printed == f"Banned {SUBJECT} from banning for 10 minutes.\n"
 
+    @pytest.mark.usefixtures("two_bans")
+    def test_a_ban_that_lasts_longer_already_stays(self) -> None:
+        printed = run("quota_bans", "set", "banning", "user:7", "10m")
+
+        assert printed.startswith("Banned user:7 from banning for 20 minutes.\n")
+
+    def test_a_rule_with_the_name_of_a_rate_may_be_written_in_words(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"5/m": {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}}}
+        run("quota_bans", "set", "5 per minute", SUBJECT, "10m")
+
+        assert run("quota_bans", "list", "--rule", "5 per minute").startswith(f"{SUBJECT} from 5/m until ")
+
     def test_a_ban_that_is_set_refuses(self) -> None:
         run("quota_bans", "set", "banning", SUBJECT, "10m")
 
@@ -839,6 +859,7 @@ class TestBans:
         lifted = run("quota_bans", "lift", "login:username=ann", "--json")
 
         assert [each["subject"] for each in lifted["bans"]] == [f"{name}+ip:192.0.2.{number}" for number in (1, 2)]
+        assert run("quota_bans", "list", "--json") == []
 
     def test_the_event_of_a_ban_that_is_set_says_who_set_it_with_the_reason(self) -> None:
         run("quota_bans", "set", "banning", SUBJECT, "10m", "--reason", "spam", "--by", "the watchdog")
@@ -889,6 +910,18 @@ class TestBans:
     @pytest.mark.usefixtures("two_bans")
     def test_a_line_of_the_list_says_until_when(self) -> None:
         assert run("quota_bans", "list", "--subject", "user:7") == "user:7 from banning until 2025-11-21 05:00:00Z\n"
+
+    @pytest.mark.parametrize(
+        "options", [[], ["--subject", SUBJECT], ["--rule", "é" * 40]], ids=["all", "of one", "rule"]
+    )
+    def test_a_rule_whose_name_is_too_long_for_a_key_is_named(self, options: list[str], settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"é" * 40: {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}}}
+        with freeze(START):
+            ban("é" * 40, SUBJECT, 600)
+
+        printed = run("quota_bans", "list", *options)
+
+        assert printed == f"{SUBJECT} from {'é' * 40} until 2025-11-21 04:50:00Z\n"
 
     @pytest.mark.usefixtures("two_bans")
     def test_a_listed_ban_is_an_object_in_json(self) -> None:
@@ -1226,6 +1259,14 @@ class TestWhatMatters:
 
         assert self.headlines(USER) == [line]
 
+    def test_it_knows_the_override_that_another_process_saved(self, database: Any) -> None:
+        run("quota_status", USER)
+
+        with patch.object(overrides, "change"):  # this process is not told
+            QuotaOverride.objects.create(subject=USER, mode="blocked")
+
+        assert self.headlines(USER) == ["  Blocked, without an end"]
+
     @pytest.mark.parametrize(
         "fields",
         [
@@ -1265,6 +1306,23 @@ class TestWhatMatters:
             ban("banning", USER, 600, reason="spam", by=User.objects.create_user("mod"))
 
         assert self.headlines(USER) == ["  Banned from banning for another 10 minutes (spam, by mod)"]
+
+    def test_who_set_a_ban_is_beside_its_event(self) -> None:
+        with freeze(START):
+            ban("banning", USER, 600, by="guard")
+
+        shown = run("quota_status", USER)
+
+        assert shown.endswith(", until 2025-11-21 04:50:00Z, by banning (by guard)\n")
+
+    def test_a_ban_of_a_user_is_told_without_a_table_of_users(
+        self, database: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with freeze(START):
+            ban("banning", USER, 600, by=(mod := User.objects.create_user("mod")))
+        monkeypatch.setattr(quota_status, "user_names", Mock(side_effect=ProgrammingError("no such table")))
+
+        assert self.headlines(USER) == [f"  Banned from banning for another 10 minutes (by user:{mod.pk})"]
 
     def test_a_later_ban_of_the_address_of_a_user_hides_no_reason(self, database: Any, settings: Any) -> None:
         settings.QUOTA["RULES"]["banning"]["key"] = "ip"
