@@ -297,6 +297,10 @@ class Answers(View):
     def get(self, request: Any) -> Any: ...
 
 
+class Takes(View):
+    def post(self, request: Any) -> Any: ...
+
+
 def rate_of(request: HttpRequest) -> str:
     return "1/m"
 
@@ -734,6 +738,22 @@ def test_w042_methods_that_no_view_answers(place: str, methods: Any, view: Any, 
         rules, view = {}, quota("1/m", methods=methods)(view)
     found = found_on(settings, rules, path("", view), only="W042")
     assert ["they answer GET, HEAD, OPTIONS" in each for each in found] == [True] * finds
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        pytest.param([page, Answers.as_view()], id="a function first"),
+        pytest.param([Answers.as_view(), page], id="a function last"),
+        pytest.param([Answers.as_view(), Takes.as_view()], id="a class last"),
+        pytest.param([Takes.as_view(), Answers.as_view()], id="a class first"),
+    ],
+)
+def test_methods_that_one_of_several_views_may_answer_are_fine(views: list[Any], settings: Any) -> None:
+    rules = {"a": {"rate": "1/m", "match": "/", "methods": ["POST"]}}
+    urls = [path(f"{number}/", view) for number, view in enumerate(views)]
+
+    assert found_on(settings, rules, *urls, only="W042") == []
 
 
 @pytest.mark.parametrize(

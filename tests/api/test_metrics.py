@@ -664,6 +664,16 @@ def test_a_shadow_counts_though_a_rule_by_the_body_refuses_the_request() -> None
     assert found == {"trial": (0, 0, 1), "codes": (0, 1, 0)}
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_a_request_whose_body_is_read_counts_under_the_rules_before_it_too() -> None:
+    request = RequestFactory().post("/", {"phone": "1"}, REMOTE_ADDR="192.0.2.7")
+
+    decide(request, [Rule.make("site", "9/m", key="ip"), Rule.make("codes", "9/m", key="post:phone")])
+    flusher.flush()
+
+    assert {each.label: each.allowed for each in running_totals().rules} == {"site": 1, "codes": 1}
+
+
 def job(*, at_exit: bool = False) -> Any:
     return Mock(purpose="count", at_exit=at_exit)
 
