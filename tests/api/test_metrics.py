@@ -68,6 +68,11 @@ class TestWhatIsCounted:
 
         assert refused_today() == [("user:2", 2), ("user:1", 1)]
 
+    def test_who_was_refused_has_the_name_that_the_check_said(self) -> None:
+        refusal = check("0/m", "user:a b%", name="a rule: odd")
+
+        assert (refused_today(), checks_of_today()) == ([(refusal.subject, 1)], {"a rule: odd": (0, 1, 0)})
+
     def test_a_shadow_is_counted_apart(self) -> None:
         for _ in range(3):
             check("1/m", SUBJECT, name="a", shadow=True)
@@ -432,6 +437,13 @@ class TestTheSlotsOfTheOverview:
             with freeze(moment):
                 found.append(self.asked_for())
         assert found == [["export"], []]
+
+    def test_are_shown_by_the_names_that_they_have(self) -> None:
+        with freeze(START):
+            slot("a report: odd", 3, subject="user:a b").acquire().release()
+            assert count_what_waits()
+
+            assert [(use.name, use.subject) for use in activity().slots] == [("a report: odd", "user:a b")]
 
     def test_are_at_most_as_many_as_a_message_has_room_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(metrics, "MAX_SLOTS", 2)
