@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -194,11 +195,14 @@ class TestWhoSettles:
 
         assert CREDITS.get(ORG) == 800
 
-    def test_a_block_whose_settlement_was_not_answered_does_not_settle_the_estimate(self) -> None:
-        with reserve(CREDITS, ORG, 900) as reservation:
+    @pytest.mark.parametrize("fails", [False, True], ids=["which ends", "which fails"])
+    def test_a_block_whose_settlement_was_not_answered_does_not_settle_the_estimate(self, fails: bool) -> None:
+        with suppress(KeyError), reserve(CREDITS, ORG, 900) as reservation:
             text = reservation.dumps()
             with no_answer():
                 reservation.settle(200)
+            if fails:
+                raise KeyError
 
         Reservation.loads(text).settle(200)
 
