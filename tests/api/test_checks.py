@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.conf.urls.i18n import i18n_patterns
 from django.contrib.auth.models import AnonymousUser, User
-from django.core.checks import ERROR, WARNING, run_checks
+from django.core.checks import ERROR, WARNING, CheckMessage, run_checks
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -25,6 +25,7 @@ from rest_framework.urlpatterns import format_suffix_patterns
 
 from django_quota import check, concurrency, quota
 from django_quota.exceptions import ConfigurationError
+from django_quota.http import rule_checks
 from django_quota.models import QuotaOverride
 from django_quota.stores.database.sql import STATE_TABLE
 from tests.support.databases import default_database, sqlite_database
@@ -718,6 +719,15 @@ def test_w041_a_glob_that_no_url_fits(glob: Any, fits: bool, settings: Any) -> N
 def test_w041_a_glob_may_fit_the_urls_of_another_language(others: tuple[Any, ...], settings: Any) -> None:
     urls = (*others, *i18n_patterns(path("shop/", page), prefix_default_language=False))
     assert found_on(settings, {"a": {"rate": "1/m", "match": "/de/*/"}}, *urls, only="W041") == []
+
+
+def test_each_message_of_the_checks_of_an_integration_is_reported_once(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [CheckMessage(WARNING, f"The view {view} has no throttle.", id="shop.W001") for view in ("a", "b", "a")]
+    monkeypatch.setattr(rule_checks, "view_checks", [lambda patterns: messages])
+
+    assert [each.msg for each in findings({}) if each.id == "shop.W001"] == [each.msg for each in messages[:2]]
 
 
 @pytest.mark.parametrize(
