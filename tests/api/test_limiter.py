@@ -422,3 +422,10 @@ class TestForce:
     def test_a_hit_that_takes_nothing_cannot_be_forced(self) -> None:
         with pytest.raises(RuleError, match="takes nothing"):
             force("3/m", 0)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_look_at_a_closed_limit_without_a_cost_has_no_wait(either_store: Any, algorithm: Any) -> None:
+    decision = peek("0/m", SUBJECT, 0, algorithm=algorithm)
+
+    assert (decision.allowed, decision.retry_after) == (False, None)
