@@ -429,3 +429,12 @@ def test_a_look_at_a_closed_limit_without_a_cost_has_no_wait(either_store: Any, 
     decision = peek("0/m", SUBJECT, 0, algorithm=algorithm)
 
     assert (decision.allowed, decision.retry_after) == (False, None)
+
+
+def test_refused_hits_count_under_each_limit_of_their_rule(either_store: Any) -> None:
+    rule = Rule.make("strict", "1/m", "5/h", count_refused=True)
+    with freeze(START):
+        for _ in range(3):
+            check(rule, SUBJECT)
+
+        assert [outcome.remaining for outcome in peek(rule, SUBJECT).outcomes] == [0, 2]
