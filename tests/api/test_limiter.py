@@ -4,6 +4,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -438,3 +439,14 @@ def test_refused_hits_count_under_each_limit_of_their_rule(either_store: Any) ->
             check(rule, SUBJECT)
 
         assert [outcome.remaining for outcome in peek(rule, SUBJECT).outcomes] == [0, 2]
+
+
+class Units(int, Enum):
+    """Costs as a site may name them; `str()` of one is its name."""
+
+    EXPORT = 4
+
+
+def test_a_member_of_an_enum_costs_its_number(either_store: Any) -> None:
+    with freeze(START):
+        assert check("10/m", SUBJECT, Units.EXPORT).remaining == 6
