@@ -655,6 +655,27 @@ def test_bans_are_read_at_the_time_of_the_store(monkeypatch: pytest.MonkeyPatch)
     assert now > START
 
 
+class TestTheBansOfASubject:
+    LONG = "a rule: " + "é" * 200
+
+    @pytest.fixture(autouse=True)
+    def banned_twice(self, either_store: Any, settings: Any) -> None:
+        settings.QUOTA = {
+            **settings.QUOTA,
+            "RULES": {name: {"rate": "3/m", "ban": BAN} for name in ("search", self.LONG)},
+        }
+        for name in ("search", self.LONG):
+            ban(name, "user:1", "10m")
+
+    def test_are_found_once_by_rule(self) -> None:
+        assert [each.rule for each in find_bans(BanFilter(["user:1"], "search")).bans] == ["search"]
+
+    def test_have_the_names_of_their_rules_however_long(self) -> None:
+        _, found = read_bans(["user:1"])
+
+        assert found.keys() == {("user:1", "search"), ("user:1", self.LONG)}
+
+
 def ban_event(subject: str = "user:1", rule: str = "api", at: int = 0, until: int = 600) -> Event:
     """Return the event of a ban, by the seconds of its beginning and end."""
     fields = event_fields("banned", rule, subject, until=START + until * SECOND)

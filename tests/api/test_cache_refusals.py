@@ -319,6 +319,7 @@ def test_how_many_repetitions_wait_to_be_counted_by_the_store(seconds: float, da
         pytest.param(["2/m", "3/h"], 2, 3_600, 3, 1, id="the rate with the longest wait"),
         pytest.param(["2/m", "90/h"], 2, 60, 2, 0, id="the rate that refuses"),
         pytest.param(["2/m", "9/h"], 3, None, 2, 0, id="a rate that never allows it"),
+        pytest.param(["2/m", "3/h"], 3, None, 2, 0, id="a rate that never allows it, beside one with a wait"),
     ],
 )
 def test_the_event_of_a_repetition_says(
@@ -390,6 +391,19 @@ def test_a_rule_that_takes_ahead_repeats_a_refusal_for_a_lease(asked: list[int])
             found.append(len(asked))
 
     assert found == [0, 1]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_rule_that_takes_ahead_repeats_no_refusal_if_it_says_so(asked: list[int]) -> None:
+    rule = Rule.make("hot", "100/m", prefetch=True, cache_refusals=0)
+    with freeze(NOON):
+        check(rule, SUBJECT, 100)
+        asked.clear()
+
+        assert not check(rule, SUBJECT)
+        assert not check(rule, SUBJECT)
+
+    assert len(asked) == 2
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -545,16 +559,52 @@ def test_what_is_taken_beside_a_refusal_that_blocks_nothing_makes_the_wait_longe
     assert waits == [0, 0, 12, 18]
 
 
+LEAKY = Rule.make("leaky", "10/m", algorithm="leaky_bucket", cache_refusals=3)
+
+
 @pytest.mark.usefixtures("memory_store")
-def test_what_one_rule_of_a_refusal_takes_makes_its_wait_longer() -> None:
-    leaky = Rule.make("leaky", "10/m", algorithm="leaky_bucket", cache_refusals=3)
-    entries: Any = [(leaky, SUBJECT, 4), (Rule.make("wide", "100/m", cache_refusals=3), SUBJECT)]
+@pytest.mark.parametrize(
+    "taken",
+    [
+        pytest.param([(LEAKY, SUBJECT, 1)], id="alone"),
+        pytest.param([(Rule.make("other", "9/m"), SUBJECT), (LEAKY, SUBJECT, 1)], id="after another rule"),
+    ],
+)
+def test_what_one_rule_of_a_refusal_takes_makes_its_wait_longer(taken: Any) -> None:
+    entries: Any = [(LEAKY, SUBJECT, 4), (Rule.make("wide", "100/m", cache_refusals=3), SUBJECT)]
     with freeze(NOON):
         waits = [check_all(entries).retry_after for _ in range(3)]
-        check(leaky, SUBJECT, 1)
+        check_all(taken)
         waits.append(check_all(entries).retry_after)
 
     assert waits == [0, 0, 12, 18]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_hit_under_another_rule_leaves_a_refusal_remembered(asked: list[int]) -> None:
+    with freeze(NOON):
+        fill(cache_refusals=60)
+        check("9/m", SUBJECT, name="other")
+        asked.clear()
+
+        assert not check("1/m", SUBJECT, cache_refusals=60)
+
+    assert asked == []
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_repeated_refusal_is_not_one_by_the_shadow_beside_it() -> None:
+    entries: Any = [
+        (Rule.make("trial", "0/m", shadow=True), SUBJECT),
+        (Rule.make("full", "0/m", cache_refusals=10), SUBJECT),
+    ]
+    with freeze(NOON):
+        check_all(entries)
+        repeated = check_all(entries)
+        count_what_waits()
+
+        assert [outcome.rule for outcome in repeated.outcomes] == ["full"]
+        assert checks_of_today() == {"trial": (0, 0, 1), "full": (0, 2, 0)}
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -147,6 +147,29 @@ def test_a_caller_that_is_cancelled_while_it_gives_its_slot_back_keeps_none(
     asyncio.run(leave())
 
 
+@pytest.mark.parametrize("decorated", [False, True], ids=["of the settings", "of its view"])
+def test_a_request_that_is_cancelled_in_its_view_keeps_no_slot(decorated: bool, settings: Any) -> None:
+    async def page(request: Any) -> HttpResponse:
+        entered.set()
+        await asyncio.Event().wait()
+        return HttpResponse()
+
+    async def leave() -> None:
+        task = asyncio.create_task(AsyncClient().get("/"))
+        await entered.wait()
+        held = await lock("export").aholders()
+        await cancelled(task, 1)
+        assert await ended(task)
+        assert len(held) == 1
+        assert await nobody_has("export")
+
+    entered = asyncio.Event()
+    rules = {} if decorated else {"export": {"at_once": 1, "match": "/"}}
+    settings.QUOTA = {"STORE": "memory", "RULES": rules}
+    settings.ROOT_URLCONF = (path("", concurrency(1, name="export")(page) if decorated else page),)
+    asyncio.run(leave())
+
+
 @places
 def test_a_request_that_is_cancelled_while_it_gives_one_slot_back_keeps_none(where: Where, settings: Any) -> None:
     async def page(request: Any) -> HttpResponse:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.conf.urls.i18n import i18n_patterns
 from django.contrib.auth.models import AnonymousUser, User
-from django.core.checks import ERROR, WARNING, run_checks
+from django.core.checks import ERROR, WARNING, CheckMessage, run_checks
 from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
@@ -25,6 +25,7 @@ from rest_framework.urlpatterns import format_suffix_patterns
 
 from django_quota import check, concurrency, quota
 from django_quota.exceptions import ConfigurationError
+from django_quota.http import rule_checks
 from django_quota.models import QuotaOverride
 from django_quota.stores.database.sql import STATE_TABLE
 from tests.support.databases import default_database, sqlite_database
@@ -295,6 +296,10 @@ def page(request: HttpRequest) -> HttpResponse:
 
 class Answers(View):
     def get(self, request: Any) -> Any: ...
+
+
+class Takes(View):
+    def post(self, request: Any) -> Any: ...
 
 
 def rate_of(request: HttpRequest) -> str:
@@ -716,6 +721,15 @@ def test_w041_a_glob_may_fit_the_urls_of_another_language(others: tuple[Any, ...
     assert found_on(settings, {"a": {"rate": "1/m", "match": "/de/*/"}}, *urls, only="W041") == []
 
 
+def test_each_message_of_the_checks_of_an_integration_is_reported_once(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [CheckMessage(WARNING, f"The view {view} has no throttle.", id="shop.W001") for view in ("a", "b", "a")]
+    monkeypatch.setattr(rule_checks, "view_checks", [lambda patterns: messages])
+
+    assert [each.msg for each in findings({}) if each.id == "shop.W001"] == [each.msg for each in messages[:2]]
+
+
 @pytest.mark.parametrize(
     ("methods", "view", "finds"),
     [
@@ -734,6 +748,22 @@ def test_w042_methods_that_no_view_answers(place: str, methods: Any, view: Any, 
         rules, view = {}, quota("1/m", methods=methods)(view)
     found = found_on(settings, rules, path("", view), only="W042")
     assert ["they answer GET, HEAD, OPTIONS" in each for each in found] == [True] * finds
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        pytest.param([page, Answers.as_view()], id="a function first"),
+        pytest.param([Answers.as_view(), page], id="a function last"),
+        pytest.param([Answers.as_view(), Takes.as_view()], id="a class last"),
+        pytest.param([Takes.as_view(), Answers.as_view()], id="a class first"),
+    ],
+)
+def test_methods_that_one_of_several_views_may_answer_are_fine(views: list[Any], settings: Any) -> None:
+    rules = {"a": {"rate": "1/m", "match": "/", "methods": ["POST"]}}
+    urls = [path(f"{number}/", view) for number, view in enumerate(views)]
+
+    assert found_on(settings, rules, *urls, only="W042") == []
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,13 @@ class TestExtending:
 
         assert (peek(RATE, USER).remaining, CREDITS.get(ORG)) == (9_100, 0)
 
+    def test_an_entry_that_is_not_extended_may_be_blocked_by_now(self) -> None:
+        CREDITS.set(ORG, 1_000)
+        reservation = reserve_all([(RATE, USER, 900), (CREDITS, ORG, 900)])
+        override("b 0 0 ", RATE, USER)
+
+        assert [each.rule for each in reservation.extend({"credits": 100}).outcomes] == ["credits"]
+
     def test_the_estimate_includes_what_was_added(self) -> None:
         CREDITS.set(ORG, 1_000)
         reservation = reserve_all([(RATE, USER, 900), (CREDITS, ORG, 900)])

@@ -16,6 +16,7 @@ from django_quota.core.errors import ConfigurationError, StoreUnavailable
 from django_quota.core.overrides import OverrideTable
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import RETRY_WITH
+from django_quota.engine.events import AppendEvents
 from django_quota.limiting import fallback, metrics, stores
 from django_quota.limiting import limiter as limiter_module
 from django_quota.limiting.fallback import Workers
@@ -29,7 +30,7 @@ from django_quota.runtime import runtime
 from django_quota.signals import refused
 from django_quota.stores.memory import MemoryStore
 from django_quota.testing import freeze
-from tests.support.calls import calls_of
+from tests.support.calls import calls_of, operations_of
 from tests.support.counts import units_of
 from tests.support.memory import metrics_that_wait, remembered_refusals
 from tests.support.outages import no_answer
@@ -447,6 +448,26 @@ def test_a_settlement_is_corrected_by_the_clock_of_the_store_too() -> None:
     assert units_of("user:1") == {"api": 3}
 
 
+def test_a_settlement_that_comes_near_a_limit_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = operations_of(monkeypatch, AppendEvents)
+    reservation = reserve("10/m", "user:1", 1, name="api", warn_at=0.8)
+
+    reservation.settle(9)
+
+    assert [(each.kind, each.share, each.remaining) for message in written for each in message.events] == [
+        ("near", 800, 1)
+    ]
+
+
+def test_the_log_names_only_shadows_as_those_that_would_have_refused(caplog: pytest.LogCaptureFixture) -> None:
+    trial = Rule.make("trial", "9/m", shadow=True)
+
+    with caplog.at_level("INFO", logger="django_quota.rules"):
+        check_all([(trial, SUBJECT), (Rule.make("full", "0/m"), SUBJECT)])
+
+    assert caplog.messages == []
+
+
 # --- observers and signals --------------------------------------------------------------------------------------------
 
 
@@ -470,8 +491,10 @@ def request() -> Any:
 SITE, CODES = Rule.make("site", "9/m", key="ip"), Rule.make("codes", "9/m", key="post:phone")
 
 
-@pytest.mark.parametrize(("rate", "allowed"), [("9/m", True), ("0/m", False)], ids=["allowed", "refused"])
-def test_a_request_whose_body_is_read_is_one_decision(rate: str, allowed: bool, heard: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("rate", "allowed"), [("9/m", True), ("0/m", False), (None, True)], ids=["allowed", "refused", "without a limit"]
+)
+def test_a_request_whose_body_is_read_is_one_decision(rate: Any, allowed: bool, heard: list[Any]) -> None:
     decide(request(), [SITE, Rule.make("codes", rate, key="post:phone")])
 
     assert [each for each, _ in heard] == [allowed]

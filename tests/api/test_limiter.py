@@ -4,6 +4,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -422,3 +423,30 @@ class TestForce:
     def test_a_hit_that_takes_nothing_cannot_be_forced(self) -> None:
         with pytest.raises(RuleError, match="takes nothing"):
             force("3/m", 0)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_look_at_a_closed_limit_without_a_cost_has_no_wait(either_store: Any, algorithm: Any) -> None:
+    decision = peek("0/m", SUBJECT, 0, algorithm=algorithm)
+
+    assert (decision.allowed, decision.retry_after) == (False, None)
+
+
+def test_refused_hits_count_under_each_limit_of_their_rule(either_store: Any) -> None:
+    rule = Rule.make("strict", "1/m", "5/h", count_refused=True)
+    with freeze(START):
+        for _ in range(3):
+            check(rule, SUBJECT)
+
+        assert [outcome.remaining for outcome in peek(rule, SUBJECT).outcomes] == [0, 2]
+
+
+class Units(int, Enum):
+    """Costs as a site may name them; `str()` of one is its name."""
+
+    EXPORT = 4
+
+
+def test_a_member_of_an_enum_costs_its_number(either_store: Any) -> None:
+    with freeze(START):
+        assert check("10/m", SUBJECT, Units.EXPORT).remaining == 6

@@ -121,6 +121,20 @@ def test_of_a_subject_rules_that_exempt_it_are_left_out(exempt: Any, subject: An
     assert [rule for rule, *_ in shown(limits_of(subject)) if rule == "office"] == rules
 
 
+def test_of_a_subject_rules_that_exempt_others_are_left_out_too_if_the_site_exempts_it(settings: Any) -> None:
+    rules = {"office": {"rate": "1/m", "exempt": ["198.51.100.0/24"]}, "other": {"rate": "1/m"}}
+    settings.QUOTA = {**settings.QUOTA, "EXEMPT": ["192.0.2.0/24"], "RULES": rules}
+
+    assert shown(limits_of("ip:192.0.2.1")) == []
+
+
+def test_of_a_subject_without_requests_a_function_of_tiers_gives_no_default_tier(settings: Any) -> None:
+    tiers = {"anonymous": "1/m", "authenticated": "2/m", "default": "3/m"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"plan": {"rate": tiers, "tier": FORBIDDEN, "key": "ip"}}}
+
+    assert [rule for rule, *_ in shown(limits_of("ip:192.0.2.1")) if rule == "plan"] == []
+
+
 def test_an_address_beside_a_user_is_not_exempt_as_an_address(settings: Any) -> None:
     rule = {"rate": "1/m", "key": ("ip", "user"), "exempt": ["192.0.2.0/24"]}
     settings.QUOTA = {**settings.QUOTA, "RULES": {"office": rule}}

@@ -69,6 +69,11 @@ class TestWhatIsCounted:
 
         assert refused_today() == [("user:2", 2), ("user:1", 1)]
 
+    def test_who_was_refused_has_the_name_that_the_check_said(self) -> None:
+        refusal = check("0/m", "user:a b%", name="a rule: odd")
+
+        assert (refused_today(), checks_of_today()) == ([(refusal.subject, 1)], {"a rule: odd": (0, 1, 0)})
+
     def test_only_those_who_were_refused_most_are_listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django_quota.operating.activity.SUBJECTS_SHOWN", 2)
         for subject, times in (("user:1", 3), ("user:2", 4), ("user:3", 2)):
@@ -463,6 +468,13 @@ class TestTheSlotsOfTheOverview:
                 found.append(self.asked_for())
         assert found == [["export"], []]
 
+    def test_are_shown_by_the_names_that_they_have(self) -> None:
+        with freeze(START):
+            slot("a report: odd", 3, subject="user:a b").acquire().release()
+            assert count_what_waits()
+
+            assert [(use.name, use.subject) for use in activity().slots] == [("a report: odd", "user:a b")]
+
     def test_are_at_most_as_many_as_a_message_has_room_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(metrics, "MAX_SLOTS", 2)
         with freeze(START):
@@ -692,6 +704,16 @@ def test_a_shadow_counts_though_a_rule_by_the_body_refuses_the_request() -> None
 
     found = {each.label: (each.allowed, each.refused, each.shadowed) for each in running_totals().rules}
     assert found == {"trial": (0, 0, 1), "codes": (0, 1, 0)}
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_request_whose_body_is_read_counts_under_the_rules_before_it_too() -> None:
+    request = RequestFactory().post("/", {"phone": "1"}, REMOTE_ADDR="192.0.2.7")
+
+    decide(request, [Rule.make("site", "9/m", key="ip"), Rule.make("codes", "9/m", key="post:phone")])
+    flusher.flush()
+
+    assert {each.label: each.allowed for each in running_totals().rules} == {"site": 1, "codes": 1}
 
 
 def job(*, at_exit: bool = False) -> Any:

@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import redis
@@ -594,6 +594,39 @@ def test_two_lost_connections_are_an_outage_if_they_are_close(clock: Clock, seco
     outages.failed(StoreConnectionLost("it was cut"), [])
 
     assert outages.is_on is is_outage
+
+
+def test_a_lost_connection_makes_an_outage_longer(clock: Clock) -> None:
+    outages = Outages(clock)
+    outages.failed(StoreUnavailable("it is gone"), [])
+    clock.now += 1.5
+    outages.failed(StoreConnectionLost("it was cut"), [])
+    clock.now += 0.5
+
+    outages.answered()
+
+    assert outages.is_on
+
+
+@both
+def test_a_call_beside_decisions_signals_that_the_store_is_lost_and_back(kind: str, clock: Clock) -> None:
+    run = Mock(side_effect=[StoreUnavailable("it is gone"), 1])
+    layer = OutageReportingStore(Mock(run=run, arun=AsyncMock(side_effect=run)), Outages(clock))
+    operation: Any = Mock(keys=["a"])
+
+    def call() -> Any:
+        return layer.run(operation) if kind == "sync" else asyncio.run(layer.arun(operation))
+
+    with heard() as reported:
+        with pytest.raises(StoreUnavailable):
+            call()
+        clock.now += SETTLE_TIME
+        call()
+
+    assert [(what, carried.get("reason"), carried.get("seconds")) for what, carried in reported] == [
+        ("lost", "it is gone", None),
+        ("back", None, SETTLE_TIME),
+    ]
 
 
 def test_a_process_that_stays_too_busy_says_so_once_a_minute(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from django.template import engines
 from django.test import RequestFactory
 from django.urls import include, path, reverse
 
-from django_quota import Subject, ban, check, limits_of
+from django_quota import Rule, Subject, ban, check, limits_of
 from django_quota.http.limits import _log_left_out, limit_in_words, limits_view
 from django_quota.testing import freeze
 from tests.support.outages import no_answer
@@ -261,6 +261,17 @@ def test_a_block_names_the_time_of_its_end_though_the_limit_is_one_of_days(setti
     override(f"b 0 {START + 60 * SECOND} -", "plan", "org:7")
     with freeze(START):
         assert shown()["plan"] == "blocked until 4:41 a.m. UTC"
+
+
+def test_a_ban_names_the_time_of_its_end_though_what_was_used_counts_for_longer(settings: Any) -> None:
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
+    rule = Rule.make("login", "5/d", ban={"after": "9/m", "for": "1m"})
+    with freeze(START):
+        check(rule, "org:7")
+
+        (outcome,) = ban(rule, "org:7", "1m").outcomes
+
+        assert limit_in_words(outcome) == "blocked until 4:41 a.m. UTC"
 
 
 @pytest.mark.parametrize(

@@ -168,12 +168,26 @@ class TestAShareEnds:
         assert not decision.approximate
         assert decision.allowed == (change[0] == "x")
 
+    def test_not_with_a_look(self) -> None:
+        with freeze(START):
+            allowed(20)
+            peek(HOT, SUBJECT)
+
+            assert check(HOT, SUBJECT).approximate
+
     def test_when_the_override_ends_under_which_it_was_taken(self) -> None:
         override(f"r 0 {START + SECOND} 5000/m", "hot")
         with freeze(START):
             assert allowed(1_500) == 1_500
         with freeze(START + SECOND):
             assert not check(HOT, SUBJECT)
+
+    def test_not_because_of_the_override_under_which_it_was_taken(self) -> None:
+        override("r 0 0 5000/m", "hot")
+        with freeze(START):
+            allowed(20)
+
+            assert check(HOT, SUBJECT).approximate
 
     def test_when_all_is_cleared(self) -> None:
         with freeze(START):
@@ -231,11 +245,28 @@ class TestAPlan:
 
             assert checks_of_today() == {"hot": (15, 0, 0), "other": (12, 0, 0)}
 
+    def test_leaves_the_single_hits_after_it_in_the_metrics(self) -> None:
+        with freeze(START):
+            assert all(check_all([(HOT, SUBJECT), (self.OTHER, SUBJECT)]) for _ in range(12))
+            count_what_waits()
+            assert all(check(HOT, SUBJECT).approximate for _ in range(3))
+            count_what_waits()
+
+            assert checks_of_today() == {"hot": (15, 0, 0), "other": (12, 0, 0)}
+
+    def test_has_one_outcome_of_each_rule_when_it_is_spent(self) -> None:
+        with freeze(START):
+            for _ in range(12):
+                decision = check_all([(HOT, SUBJECT), (self.OTHER, SUBJECT)])
+
+        assert decision.approximate
+        assert [(each.rule, each.remaining) for each in decision.outcomes] == [("hot", 988), ("other", 88)]
+
     def block_one(self, subject: str = SUBJECT) -> None:
         """Have a share of 16 units, and be refused 16 times by the block of another subject."""
         override("b 0 0 ", "other", "user:2")
         allowed(8, subject=subject)
-        assert not any(check_all([(HOT, subject), (self.OTHER, "user:2")]) for _ in range(16))
+        assert not any(check_all([(HOT, subject, 2), (self.OTHER, "user:2")]) for _ in range(16))
 
     def test_that_a_block_refuses_leaves_its_share_whole(self) -> None:
         with freeze(START):
@@ -296,6 +327,16 @@ class TestAPlan:
             answer = run_sync(limiter.answer_flow([Ask(HOT, SUBJECT, 3)], "check"))
             assert answer.decision.approximate
             assert run_sync(limiter.undo_flow(answer.receipt())).remaining == 950
+
+    def test_gives_a_spent_hit_back_to_its_own_share(self) -> None:
+        limiter = get_limiter()
+        with freeze(START):
+            for subject in ("user:1", SUBJECT):
+                allowed(9, subject=subject)
+            answer = run_sync(limiter.answer_flow([Ask(HOT, SUBJECT, 1)], "check"))
+            run_sync(limiter.undo_flow(answer.receipt()))
+
+            assert (left(subject="user:1"), left()) == (991, 991)
 
     def test_gives_a_spent_hit_back_though_its_share_was_returned_meanwhile(self) -> None:
         limiter = get_limiter()

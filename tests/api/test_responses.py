@@ -1,5 +1,6 @@
 """What a Decision looks like over HTTP: headers that agree with it and are true, bodies by Accept, and no leaks."""
 
+import asyncio
 import json
 import math
 import pickle
@@ -25,7 +26,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, check, peek, quota
-from django_quota.adapters import refusal_response, write_headers
+from django_quota.adapters import arefusal_response, refusal_response, write_headers
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.http import refusal_page
 from django_quota.testing import freeze
@@ -271,6 +272,13 @@ class TestProblemJson:
 
         assert problem["type"].endswith("#abnormal-usage-detected")
         assert [problem[each] for each in ("status", "retry_after", "violated-policies")] == [429, 600, ["b"]]
+
+    def test_of_a_block_is_not_that_of_a_ban(self) -> None:
+        override(f"b 0 {NOW + 60 * SECOND} ", "wide", "global")
+        with freeze(NOW):
+            problem = json.loads(refusal_response(get(), check("5/m", "global", name="wide")).content)
+
+        assert problem["type"].endswith("#quota-exceeded")
 
     def test_of_a_ban_does_not_show_what_the_limit_has_left(self) -> None:
         with freeze(NOW):
@@ -612,6 +620,23 @@ def test_a_page_of_the_site_is_rendered_for_each_visitor(rendering: str, setting
     ]
     pages = [refused_page("1/m", page_request(path)).html for path in ("/one/", "/two/")]
     assert [page.split()[0] for page in pages] == ["/one/", "/two/"]
+
+
+def of_a_thread(request: HttpRequest) -> dict[str, object]:
+    """A context processor that may ask the database: it fails in the thread of an event loop."""
+    with pytest.raises(RuntimeError):
+        asyncio.get_running_loop()
+    return {}
+
+
+def test_under_async_a_page_of_the_site_is_rendered_in_a_thread(settings: Any) -> None:
+    loader = ("django.template.loaders.locmem.Loader", {"429.html": "{{ title }}"})
+    options = {"loaders": [loader], "context_processors": [f"{__name__}.of_a_thread"]}
+    settings.TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": options}]
+
+    reply = asyncio.run(arefusal_response(page_request(), check("0/m", "user:1")))
+
+    assert reply.content == b"Too many requests"
 
 
 CONTEXT = (

@@ -57,6 +57,7 @@ from django_quota.types import Reservation
 from tests.conftest import alias_of_states
 from tests.support import selection
 from tests.support.commands import json_of
+from tests.support.counts import checks_of, count_what_waits, units_of
 from tests.support.databases import sqlite_database
 from tests.support.overridden import override
 from tests.support.signals import received
@@ -235,6 +236,21 @@ def test_after_a_reset_the_event_of_the_database_comes_again(
     assert number == [1, 2]
 
 
+@pytest.mark.django_db
+@pytest.mark.usefixtures("bursts")
+@pytest.mark.parametrize("block", ["*", ""], ids=["a block", "memory"])
+def test_a_refusal_without_the_database_is_counted_there_by_day(block: str) -> None:
+    shut = Rule.make("shut", "0/week", store="database", cache_refusals=60, daily=True)
+    if block:
+        override("b 0 0 ", block, "user:1")
+    with freeze(START):
+        for _ in range(2):
+            check(shut, "user:1")
+        count_what_waits()
+
+        assert checks_of("user:1") == {"shut": (0, 2)}
+
+
 @pytest.mark.usefixtures("bursts", "database")
 def test_a_raised_limit_ends_with_what_the_database_counted_before_the_day_changed() -> None:
     days = {"org:7": date(2026, 3, 15)}
@@ -250,6 +266,27 @@ def test_a_reservation_is_settled_in_both_stores() -> None:
     reservation = reserve_all([("burst", "user:1", 3), ("month", "user:1", 5)])
     reservation.settle({"burst": 1, "month": 2})
     assert [peek(rule, "user:1").remaining for rule in ("burst", "month")] == [2, 3]
+
+
+@pytest.mark.usefixtures("bursts")
+def test_a_reservation_is_settled_in_the_database_though_it_exceeds_the_limit_of_the_first_store() -> None:
+    reservation = reserve_all([("burst", "user:1", 3), ("month", "user:1", 5)])
+
+    reservation.settle({"burst": 9, "month": 2})
+
+    assert peek("month", "user:1").remaining == 3
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("bursts")
+def test_a_saved_reservation_without_a_limit_is_settled_in_the_database() -> None:
+    with freeze(START):
+        saved = reserve(Rule.make("free", None, store="database", daily=True), "user:1", 5).dumps()
+        count_what_waits()
+
+        Reservation.loads(saved).settle(2)
+
+        assert units_of("user:1") == {"free": 2}
 
 
 @pytest.mark.usefixtures("bursts")

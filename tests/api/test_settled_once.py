@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -194,11 +195,14 @@ class TestWhoSettles:
 
         assert CREDITS.get(ORG) == 800
 
-    def test_a_block_whose_settlement_was_not_answered_does_not_settle_the_estimate(self) -> None:
-        with reserve(CREDITS, ORG, 900) as reservation:
+    @pytest.mark.parametrize("fails", [False, True], ids=["which ends", "which fails"])
+    def test_a_block_whose_settlement_was_not_answered_does_not_settle_the_estimate(self, fails: bool) -> None:
+        with suppress(KeyError), reserve(CREDITS, ORG, 900) as reservation:
             text = reservation.dumps()
             with no_answer():
                 reservation.settle(200)
+            if fails:
+                raise KeyError
 
         Reservation.loads(text).settle(200)
 
@@ -301,16 +305,25 @@ class TestWhatRedisKeeps:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_a_rule_with_other_limits_by_now_answers_what_they_have_left(settings: Any) -> None:
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"tokens": "1000/h"}}
+@pytest.mark.parametrize(
+    ("before", "now", "left"),
+    [
+        pytest.param("1000/h", ["1000/h", "5000/d"], [900, 5_000], id="more limits"),
+        pytest.param(["1000/h", "5000/d"], "5000/d", [4_900], id="fewer limits"),
+    ],
+)
+def test_a_rule_with_other_limits_by_now_answers_what_they_have_left(
+    before: Any, now: Any, left: list[int], settings: Any
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"tokens": before}}
     with freeze(START):
         text = reserve("tokens", USER, 600).dumps()
         Reservation.loads(text).settle(100)
-        settings.QUOTA = {**settings.QUOTA, "RULES": {"tokens": ["1000/h", "5000/d"]}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"tokens": now}}
 
         outcomes = Reservation.loads(text).settle(0).outcomes
 
-    assert [outcome.remaining for outcome in outcomes] == [900, 5_000]
+    assert [outcome.remaining for outcome in outcomes] == left
 
 
 @in_memory

@@ -43,3 +43,13 @@ def test_refusals_ban(rate: str, steps: list[tuple[int, int, str, int]]) -> None
         found.append((moment, decision.outcomes[0].why, decision.retry_after))
 
     assert found == [(moment, why, pytest.approx(wait, abs=1e-4)) for moment, _, why, wait in steps]
+
+
+@pytest.mark.usefixtures("either_store")
+def test_the_refusals_that_led_to_a_ban_do_not_lead_to_the_next_one() -> None:
+    found = []
+    for moment in (START, START + MINUTE):
+        with freeze(moment):
+            found.append([check("0/h", SUBJECT, ban={"after": "3/h", "for": "1m"}).outcomes[0].why for _ in range(3)])
+
+    assert found == [["", "", "banned"]] * 2

@@ -154,3 +154,12 @@ def test_values_of_a_field_that_differ_only_in_case_are_different() -> None:
     left = [decide(RequestFactory().get("/", {"device": value}), [devices]).remaining for value in ("Ab", "ab", "Ab")]
 
     assert left == [4, 3, 3]
+
+
+@pytest.mark.parametrize("value", [0, "", b""], ids=["0", "a string", "bytes"])
+def test_a_value_of_a_call_counts_in_place_of_that_of_its_request_even_if_it_is_false(value: Any) -> None:
+    devices = Rule.make("devices", "5/d", key="ip", distinct="get:device")
+    request = RequestFactory().get("/", {"device": "a"})
+    decide(request, [devices])
+
+    assert check(devices, request, value=value).remaining == 3

@@ -167,6 +167,15 @@ class TestUnknownTier:
         assert counts(view, asked_by(tier=tier)) == [2]
 
     @both_ways
+    @pytest.mark.parametrize(("somebody", "limit"), [(None, 1), (USER, 3)], ids=["anonymous", "a user"])
+    def test_the_tier_of_the_user_comes_before_the_one_called_default(
+        self, somebody: Any, limit: int, is_async: bool
+    ) -> None:
+        view = quota({"default": "2/m", **TWO}, key="ip", tier=by_header)(made(is_async))
+
+        assert counts(view, asked_by(somebody)) == [limit]
+
+    @both_ways
     @pytest.mark.parametrize("tier", ["prp", ""], ids=["unknown", "None"])
     def test_without_any_default_tier_the_request_is_refused(self, tier: str, is_async: bool) -> None:
         view = quota({"free": "1/m", "pro": "5/m"}, key="ip", tier=by_header)(made(is_async))

@@ -322,6 +322,14 @@ def test_an_address_that_a_proxy_does_not_name_is_logged_once(
     assert (record.name, record.levelname, record.getMessage()) == ("django_quota.web", level, words)
 
 
+def test_one_line_of_the_log_is_for_all_proxies_that_send_no_address(caplog: pytest.LogCaptureFixture) -> None:
+    log_everything_again()
+    for proxy in ("10.0.0.7", "10.0.0.8"):
+        found(COUNTED, proxy)
+
+    assert caplog.messages == [MISSING("10.0.0.7", FORWARDED)]
+
+
 def test_the_log_names_the_proxy_that_sent_what_is_not_an_address(caplog: pytest.LogCaptureFixture) -> None:
     log_everything_again()
 
