@@ -1131,13 +1131,13 @@ class TestActions:
 
         assert peek(rule, SUBJECT, cost=0)
 
-    def test_clearing_an_override_leaves_that_of_another_rule(self) -> None:
-        override(rule="login")
-        override(rule="search")
+    def test_clearing_an_override_leaves_those_of_other_rules(self) -> None:
+        for rule in ("api", "login", "search"):
+            override(rule=rule)
 
         act(superuser(), "clear", "login")
 
-        assert [row.rule for row in QuotaOverride.objects.all()] == ["search"]
+        assert [row.rule for row in QuotaOverride.objects.order_by("rule")] == ["api", "search"]
 
     def test_a_block_holds_at_once_where_an_override_was_to_begin_later(self) -> None:
         override(rule="login", mode="exempt", starts=timezone.now() + timedelta(days=1))
@@ -1487,6 +1487,11 @@ class TestRaising:
         assert f"Not raised: search ({why})." in answer
         made.refresh_from_db()
         assert made.rate == values.get("rate", "")
+
+    def test_an_override_of_all_rules_that_begins_later_is_in_no_way(self) -> None:
+        override(rule="*", mode="rate", rate="15/m", starts=timezone.now() + timedelta(days=1))
+
+        assert "Not raised" not in ask(superuser(), "raise", "search").content.decode()
 
     @pytest.mark.parametrize(
         "values",

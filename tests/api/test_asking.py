@@ -96,6 +96,8 @@ def test_a_request_from_an_exempt_network_asks_for_nothing(settings: Any) -> Non
             False,
             id="one of several",
         ),
+        pytest.param({"skip": lambda _: True, "exempt": lambda _: False}, request(), False, id="skipped, not exempt"),
+        pytest.param({"skip": lambda _: True, "exempt": "staff"}, request(), False, id="skipped, not of the staff"),
         pytest.param({"skip": lambda _: False, "exempt": lambda _: False}, request(), True, id="none of several"),
     ],
 )

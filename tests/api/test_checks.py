@@ -897,6 +897,10 @@ def test_a_rule_does_not_hide_what_is_wrong_with_those_after_it(
     assert ["'worse'" in each for each in found] == [False, True]
 
 
+def test_w016_a_rule_that_only_code_uses_may_count_by_any_argument(settings: Any) -> None:
+    assert found_on(settings, {"in-code": {"rate": "9/m", "key": "kwarg:no"}}, *ALL_URLS, only="W016") == []
+
+
 @pytest.mark.parametrize(
     ("code", "options"),
     [

@@ -250,7 +250,6 @@ class TestMoving:
 
         assert counted(rows()) == {("user:1", TODAY, "search"): (3, 1, 8)}
 
-    @pytest.mark.thorough("slow")
     @inputs(40, [HealthCheck.function_scoped_fixture])
     @example({"user:" + "x" * 300, "user:" + "x" * 301, "key.f:\ud800", "~", "\u2603 %41", "a\0b", "r" * 300})
     @given(st.sets(names, min_size=1, max_size=8))
@@ -259,7 +258,6 @@ class TestMoving:
 
         assert rolled() == {"days": len(names), "rows": len(names), "allowed": len(names), "units": len(names)}
 
-    @pytest.mark.thorough("slow")
     @inputs(40, [HealthCheck.function_scoped_fixture])
     @example({"user:" + "x" * 300, "user:" + "x" * 301, "key.f:\ud800", "~", "\u2603 %41", "a\0b", "r" * 300})
     @given(st.sets(names, min_size=1, max_size=8))

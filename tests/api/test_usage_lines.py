@@ -285,6 +285,13 @@ def test_a_note_sums_up_what_the_command_has_printed(words: list[str], note: lis
     assert said.getvalue().splitlines()[-1:] == note
 
 
+@outside_a_transaction
+def test_the_command_escapes_what_a_terminal_would_obey(either_store: None) -> None:
+    counted("user:1", "2026-10-02", Rule.make("api\x1b[2J", "5/d", daily=True))
+
+    assert printed("--month", "2026-10") == "user:1  api\\x1b[2J: 1 unit, 1 allowed, 0 refused\n"
+
+
 @pytest.mark.usefixtures("october")
 def test_the_command_prints_json_by_line() -> None:
     (line, *_), (first, *_) = json_of("quota_usage", month="2026-10"), usage_lines(OCTOBER, NOVEMBER)

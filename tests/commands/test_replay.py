@@ -999,12 +999,12 @@ def test_blanks_at_the_beginning_do_not_hide_the_format_of_json(begins: str) -> 
     assert find_format(text.split("\n")).name == "JSON"
 
 
-def test_a_field_that_only_a_later_line_has_is_read() -> None:
-    later = json.dumps({**WHOLE, "http_x_api_key": "x"})
+@pytest.mark.parametrize("place", [0, 2, 4], ids=["the first", "one in between", "the last"])
+def test_a_field_that_only_one_line_has_is_read(place: int) -> None:
+    lines, one = [json.dumps(WHOLE), "broken {"] * 2, json.dumps({**WHOLE, "http_x_api_key": "x"})
+    lines.insert(place, one)
 
-    log_format = find_format([json.dumps(WHOLE), "broken {", later])
-
-    assert log_format.read(later).meta["HTTP_X_API_KEY"] == "x"
+    assert find_format(lines).read(one).meta["HTTP_X_API_KEY"] == "x"
 
 
 @pytest.mark.parametrize(

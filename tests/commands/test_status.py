@@ -1397,6 +1397,14 @@ class TestWhatMatters:
         assert shown.startswith(f"user:{ann.pk} (ann)\n  Refused by search for 1 minute\n")
         assert f"Note: 'ann' is taken for 'user:{ann.pk}'.\n" in shown
 
+    def test_a_named_rule_of_a_user_leaves_out_others(self, ann: User) -> None:
+        for rule in ("search", "banning"):
+            check(rule, ann)
+
+        limits = run("quota_status", "ann", "--rule", "banning", "--json")["limits"]
+
+        assert {limit["rule"] for limit in limits} == {"banning"}
+
     def test_a_name_of_several_users_is_an_error(self) -> None:
         first, second = (User.objects.create_user(name, "one@example.org") for name in ("ann", "bob"))
 

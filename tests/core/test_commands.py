@@ -10,6 +10,7 @@ from django_quota import Rule, counter
 from django_quota.engine import compiled as compiling
 from django_quota.engine.asks import Ask
 from django_quota.engine.compiled import CompiledRule, compiled
+from django_quota.engine.hits import Hit
 from django_quota.engine.operations import command, packed
 from tests.support.inputs import inputs
 from tests.support.questions import START, Question
@@ -36,6 +37,13 @@ def test_a_command_from_bytes_has_the_words_that_the_script_reads(
     operation = Question(asks, with_events=with_events).operation(START if now is None else now, mode)
     assert operation.command(now) == command(["EVALSHA", operation.script.sha, *operation.words(now)])
     assert operation.in_full(now) == command(["EVAL", operation.script.text, *operation.words(now)])
+
+
+@pytest.mark.parametrize("more", [{"group": 1}, {"value": "x"}, {}], ids=["a group", "a value", "no option"])
+def test_a_hit_without_a_day_in_bytes_has_each_option(more: dict[str, Any]) -> None:
+    hit = Hit(compiled(Rule.make("r", "5/m")), "quota:1:{user:1}:", "user:1", 1, **more)
+
+    assert hit.packed()[2:] == (len(hit.arguments), packed(hit.arguments))
 
 
 def test_the_costs_for_which_a_rule_keeps_its_arguments_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,17 @@ class TestSharesOfRefusedHits:
 
 
 @pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize(("shadow", "shares"), [(False, [0.8]), (True, [])], ids=["a rule", "a shadow rule"])
+def test_a_hit_past_the_limit_emits_the_share_of(shadow: bool, shares: list[float]) -> None:
+    found = list[float]()
+
+    with received(near_limit, lambda share, **_: found.append(share)):
+        check("10/h", SUBJECT, 9, force=True, name="forced", shadow=shadow)
+
+    assert found == shares
+
+
+@pytest.mark.usefixtures("either_store")
 def test_a_share_is_not_emitted_again_because_a_request_that_took_nothing_of_it_is_settled() -> None:
     aside, heard = Rule.make("aside", "10/m", key="global", cost=8, block=False, warn_at=0.5), list[str]()
     judged = Rule.make("judged", "9/m", key="global", count_when=lambda response: True)

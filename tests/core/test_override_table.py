@@ -184,6 +184,15 @@ def test_a_block_that_another_one_follows_at_once_ends_with_that_one() -> None:
     assert found == first._replace(ends=9)
 
 
+def test_a_block_ends_when_a_more_specific_exemption_begins() -> None:
+    block = Override(1, "*", "*", "blocked", ends=9)
+    exemption = Override(2, "user:1", "a", "exempt", begins=5)
+
+    found = OverrideTable([block, exemption]).find("a", "user:1", 1)
+
+    assert found == block._replace(ends=5)
+
+
 def test_a_block_that_another_one_without_an_end_follows_has_no_end() -> None:
     short, endless = Override(1, "user:1", "a", "blocked", ends=5), Override(2, "*", "*", "blocked", begins=3)
     found = OverrideTable([short, endless]).find("a", "user:1", 1)

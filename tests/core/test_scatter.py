@@ -21,7 +21,7 @@ from django_quota.core.flow import run_sync
 from django_quota.engine.asks import Ask
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, RETRY_WITH, Adjust, Flag, Reply
 from django_quota.engine.decide import Decide
-from django_quota.engine.events import EventLog
+from django_quota.engine.events import AppendEvents, EventLog
 from django_quota.engine.hits import Ahead
 from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.receipts import Receipt
@@ -72,6 +72,16 @@ def test_bans_are_lifted_before_the_list_of_bans_in_another_slot_learns_of_it() 
     assert lifted == 2
     assert [list(each.keys) for each in sent] == [["{user:1}:s"], ["{!}:events", "{!}:bans"]]
     assert list(sent[0].arguments()) == ["api", "web"]
+
+
+def test_a_lift_holds_though_its_event_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
+    def run(operations: Sequence[Operation]) -> list[Any]:
+        if isinstance(operations[0], AppendEvents):
+            raise StoreUnavailable("gone")
+        return [1]
+
+    assert run_sync(scatter(LiftBans("{user:1}:s", ["api"], EventLog(("{!}:events", "{!}:bans"))), home), run) == 1
+    assert caplog.messages == ["1 events could not be written: The quota store is unavailable: gone"]
 
 
 class Apart:
