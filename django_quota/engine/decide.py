@@ -232,7 +232,7 @@ class Decide(Operation):
             context.verdicts[number] = after if verdict.allowed else _peek(states, context, limit, hit.cost, now)
         context.is_refused = False
         count_day(states, context, now, passed=True)
-        return flags + judge_near(states, context, hit.cost, now, emits=self.emits and not hit.rule.shadow)
+        return flags + judge_near(states, context, hit.cost, now, emits=self.emits)
 
     def _check(self, states: States, context: HitContext, refused: set[int], now: int) -> list[Flagged]:
         """Consume a hit, or count its refusal; return the flags."""
