@@ -1488,7 +1488,7 @@ class TestRaising:
         made.refresh_from_db()
         assert made.rate == values.get("rate", "")
 
-    def test_an_override_of_all_rules_that_begins_later_is_in_no_way(self) -> None:
+    def test_an_override_of_all_rules_that_begins_later_keeps_no_rule_from_being_raised(self) -> None:
         override(rule="*", mode="rate", rate="15/m", starts=timezone.now() + timedelta(days=1))
 
         assert "Not raised" not in ask(superuser(), "raise", "search").content.decode()

@@ -153,21 +153,21 @@ class TestServers:
     @pytest.mark.parametrize(
         ("said", "refuses"),
         [
-            pytest.param(0, "", id="takes it"),
-            pytest.param(ReadOnlyError("a replica"), "ReadOnlyError: a replica", id="refuses it"),
-            pytest.param(NoPermissionError("no ZADD"), "", id="may not be asked"),
+            pytest.param(0, "", id="it takes changes"),
+            pytest.param(ReadOnlyError("a replica"), "ReadOnlyError: a replica", id="it refuses changes"),
+            pytest.param(NoPermissionError("no ZADD"), "", id="it may not be asked"),
         ],
     )
-    def test_one_that(self, said: object, refuses: str) -> None:
+    def test_what_the_probe_of_one_says_is_said_of_the_store(self, said: object, refuses: str) -> None:
         assert health(store_of(a=0, b=said), "quota").refuses == refuses
 
 
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        pytest.param(StoreRefusesWrites("a replica"), "a replica", id="of writes"),
-        pytest.param(StorePermissionDenied("no ZADD"), "", id="of the user"),
+        pytest.param(StoreRefusesWrites("a replica"), "a replica", id="a replica"),
+        pytest.param(StorePermissionDenied("no ZADD"), "", id="a user without the permission"),
     ],
 )
-def test_a_refusal(error: QuotaError, why: str) -> None:
+def test_the_probe_of_a_store_says_why_it_takes_no_changes(error: QuotaError, why: str) -> None:
     assert refused_change(store_of(a=error), "quota:1:{user:1}:s") == why
