@@ -1,7 +1,5 @@
 """Why a site limits nothing now, in a sentence for its operators, and what the servers of a store say of themselves."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -15,6 +13,7 @@ from django_quota.models import QuotaOverride
 from django_quota.operating.health import health, nothing_is_limited, refused_change
 from django_quota.testing import freeze
 from tests.support.overridden import override
+from tests.support.servers import Servers
 from tests.support.steps import SECOND, START
 
 FAILS = "The store fails, so nothing is limited, except by rules with an on_unavailable of their own."
@@ -70,15 +69,8 @@ def test_a_sentence_knows_the_override_that_another_process_saved() -> None:
     assert nothing_is_limited() == EXEMPT
 
 
-class Servers:
-    """A store of some servers: by its name, what the write of each says, what it reports of itself, or its error."""
-
-    def __init__(self, **said: Any) -> None:
-        self._said = said
-        self.redis = self
-
-    def servers(self) -> list[str]:
-        return list(self._said)
+class Reporting(Servers):
+    """Each server reports of itself, or says how the write of a probe ends."""
 
     def server_of(self, key: str) -> str:
         return self.servers()[0]
@@ -86,20 +78,16 @@ class Servers:
     def node_key(self, key: str, server: str) -> str:
         return f"{key} of {server}"
 
-    @contextmanager
-    def commands(self, server: str) -> Iterator[Any]:
-        said = self._said[server]
-        if isinstance(said, QuotaError):
-            raise said
+    def client(self, said: Any) -> Any:
         client = MagicMock()
         pipeline = client.pipeline.return_value.__enter__.return_value
         info, change = (said, 0) if isinstance(said, dict) else ({"role": "master"}, said)
         pipeline.execute.side_effect = lambda **_: [info, 7, change, *[9] * pipeline.xlen.call_count]
-        yield client
+        return client
 
 
 def store_of(**said: Any) -> Any:
-    return Servers(**said)
+    return Reporting(**said)
 
 
 class TestServers:

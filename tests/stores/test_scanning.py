@@ -1,7 +1,6 @@
 """Long jobs: a walk over several servers, and patience with late answers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call
@@ -13,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.core.errors import (
+    ConfigurationError,
     StoreBusy,
     StoreConnectionLost,
     StoreDataError,
@@ -21,32 +21,22 @@ from django_quota.core.errors import (
     StoreUnavailable,
 )
 from django_quota.stores.scanning import Patience, Walk, batched, scan, time_of
+from tests.support.servers import Servers
 from tests.support.stores import redis_store
 
 SILENT, DENIED = StoreUnavailable("silent"), StorePermissionDenied("denied")
 
 
-class Servers:
-    """A store of some servers: what each of them says, its keys or an error."""
+class Scanned(Servers):
+    """Each server says its keys."""
 
-    def __init__(self, **said: Any) -> None:
-        self._said = said
-        self.redis = self
-
-    def servers(self) -> list[str]:
-        return list(self._said)
-
-    @contextmanager
-    def commands(self, server: str) -> Iterator[Any]:
-        said = self._said[server]
-        if isinstance(said, Exception):
-            raise said
-        yield SimpleNamespace(scan=lambda *_, **__: (0, said))
+    def client(self, said: Any) -> Any:
+        return SimpleNamespace(scan=lambda *_, **__: (0, said))
 
 
 def names_of(**said: Any) -> tuple[list[str], StoreUnavailable | None]:
     """Walk over the keys of such servers; return the names, and the error at the end."""
-    store: Any = Servers(**said)
+    store: Any = Scanned(**said)
     found: list[str] = []
     try:
         for page in scan(store, "*"):
@@ -92,7 +82,7 @@ class TestAWalkOverServers:
         assert names_of(a=DENIED) == ([], DENIED)
 
     def test_counts_the_parts_that_it_missed(self) -> None:
-        store: Any = Servers(a=SILENT, b=SILENT, c=[])
+        store: Any = Scanned(a=SILENT, b=SILENT, c=[])
         walk = Walk(store)
         for server in walk.servers:
             with walk.part(), store.commands(server):
@@ -101,8 +91,8 @@ class TestAWalkOverServers:
         assert walk.missed == 2
 
     def test_hides_no_other_error(self) -> None:
-        with pytest.raises(ZeroDivisionError):
-            names_of(a=ZeroDivisionError(), b=["1"])
+        with pytest.raises(ConfigurationError):
+            names_of(a=ConfigurationError("wrong"), b=["1"])
 
     def test_has_one_part_where_a_database_keeps_the_states(self) -> None:
         store: Any = SimpleNamespace(redis=None)
