@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -187,6 +188,11 @@ def read(prefix: str, key: str) -> Key | None:
     if match is None:
         return None
     return Key(named(match[1]), match[2])
+
+
+def names_by_field(names: Iterable[str]) -> dict[str, str]:
+    """Return names by the field of a hash that each has, so that the digest of a long name can be read."""
+    return {field(name): name for name in names}
 
 
 def pattern(prefix: str) -> str:

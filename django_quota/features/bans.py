@@ -19,7 +19,7 @@ from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
-from django_quota.core.keys import escape, field, named, status_key, system_key
+from django_quota.core.keys import escape, field, named, names_by_field, status_key, system_key
 from django_quota.core.overrides import ALL_RULES
 from django_quota.core.rates import Duration, parse_duration
 from django_quota.core.rules import Rule
@@ -253,7 +253,7 @@ def bans_in_force(most: int = EVENTS_A_PAGE) -> tuple[int, list[ActiveBan] | Non
         number, found = EventTable(store.database, system_key(prefix, "events")).bans(clock.now(), most)
     else:
         return 0, None
-    rules = {field(name): name for name in known_rules()}  # a digest of one can be read
+    rules = names_by_field(known_rules()) if any(named(ban.rule) is None for ban in found) else {}
     return number, [ActiveBan(named(ban.subject), rules.get(ban.rule) or named(ban.rule), ban.until) for ban in found]
 
 

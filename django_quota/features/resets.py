@@ -194,7 +194,7 @@ def _states_in_store(counting: CountingStore, wanted: Collection[str] | None, su
     for field in read_contents(subject, counting=counting).fields:
         if field.startswith("b:"):
             states.setdefault(field.removeprefix("b:"), [])
-    names = {keys.field(name): name for name in (known_rules() if wanted is None else wanted)}
+    names = keys.names_by_field(known_rules() if wanted is None else wanted)
     status = keys.status_key(counting.prefix, subject)
     return {
         names.get(part) or keys.named(part) or part: RuleState(part, status, of_rule)

@@ -95,7 +95,7 @@ class Contents:
 
     def bans(self, rules: Iterable[str] = ()) -> Iterator[BanStatus]:
         """Return the bans in force. `rules`: the names that are known, so that a digest of one can be read."""
-        names = {keys.field(name): name for name in rules}
+        names = keys.names_by_field(rules)
         for field_name, value in sorted(self.fields.items()):
             kind, _, part = field_name.partition(":")
             if kind == "b":

@@ -35,7 +35,7 @@ def call_flow(function: Callable[..., Any], given: Any) -> Flow[Any]:
     except SynchronousOnlyOperation as error:  # it needs the database, which an event loop must ask in a thread
         return (yield IOCall(partial(_raise, error), partial(sync_to_async(function), given)))
     if isinstance(value, LazyObject):  # of the database, perhaps
-        return (yield IOCall(partial(_loaded, value), partial(sync_to_async(_loaded), value)))
+        return (yield IOCall(_loaded, sync_to_async(_loaded), value))
     if not inspect.isawaitable(value):
         return value
 
@@ -74,14 +74,9 @@ def user_flow(request: HttpRequest) -> Flow[Any]:
 
     # A lazy user is loaded from the database when it is first used, which async code must await. `request.auser` only
     # knows the user of Django's own middleware.
-    def load() -> Any:
-        bool(getattr(user, "is_authenticated", False))
-        return user
-
-    later: Any = sync_to_async(load)
-    if getattr(user.__dict__.get("_setupfunc"), "__module__", "") == _DJANGOS_OWN:
-        later = request.auser
-    return (yield IOCall(load, later))
+    load = partial(_loaded, user)
+    is_of_django = getattr(user.__dict__.get("_setupfunc"), "__module__", "") == _DJANGOS_OWN
+    return (yield IOCall(load, request.auser if is_of_django else sync_to_async(load)))
 
 
 _DJANGOS_OWN = "django.contrib.auth.middleware"

@@ -334,7 +334,7 @@ def test_the_command_prints_a_month_from_its_first_day_to_its_last(month: str) -
         assert printed("--month", month) == "org:1  api: 110 units, 2 allowed, 0 refused\n"
 
 
-def test_the_command_has_what_waits_of_the_end_of_a_month() -> None:
+def test_the_command_counts_the_last_day_of_a_month_before_a_roll_up_has_moved_it() -> None:
     with freeze(noon("2026-10-31")):
         check(API, "user:2", 4)
 

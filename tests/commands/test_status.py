@@ -186,12 +186,14 @@ class TestLimits:
 
         assert run("quota_status", SUBJECT, "--rule", "search", "--json")[part] == [expected]
 
-    @pytest.mark.parametrize("words", [(), ("--all",)], ids=["by default", "--all"])
-    def test_beside_used_limits_it_says_that_all_shows_more(self, words: tuple[str, ...]) -> None:
+    @pytest.mark.parametrize(
+        ("words", "offered"), [([], True), (["--all"], False)], ids=["by default", "not beside --all"]
+    )
+    def test_beside_used_limits_it_says_that_all_shows_more(self, words: list[str], offered: bool) -> None:
         with freeze(START):
             check("search", SUBJECT)
 
-        assert ("--all also shows" in run("quota_status", SUBJECT, *words)) is not bool(words)
+        assert ("--all also shows" in run("quota_status", SUBJECT, *words)) == offered
 
     def test_unused_limits_are_left_out(self) -> None:
         assert "  Nothing is used.\n  --all also shows unused limits" in run("quota_status", SUBJECT)

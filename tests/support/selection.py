@@ -40,7 +40,7 @@ REASONS = {
 """Each reason to leave a test out, and what the summary says of it."""
 
 SHORT = {"server", "decoded", "sqlite", "postgresql", "cluster", "variants", "slow"}
-"""The reasons of tests that take less than seconds."""
+"""The reasons of tests that mostly take less than a second."""
 
 MANY = 100
 """A test that takes seconds counts as so many others, where files are put in order."""

@@ -210,9 +210,8 @@ def _handle(method: Callable[..., Any], error: Any) -> Any:
     decision = request.quota
     if type(error) is exceptions.Throttled and decision.enforced:
         refused = QuotaThrottled(decision, error.wait)
-        is_same = refused.status_code == error.status_code
-        if is_same and error.detail != exceptions.Throttled(error.wait).detail:  # the view's own words
-            refused.detail = error.detail
+        if refused.status_code == error.status_code and error.detail != exceptions.Throttled(error.wait).detail:
+            refused.detail = error.detail  # `throttled()` of the view has its own words
         error = refused
     try:
         response = method(error)
