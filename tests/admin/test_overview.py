@@ -289,6 +289,10 @@ class TestOnRedis:
         assert f'data-content-url="{CONTENT}?rule=nobody"' in page
         assert 'data-refresh-interval="5"' in page  # seconds
 
+    @pytest.mark.parametrize("name", ["page", "site", "self"])
+    def test_a_parameter_of_any_name_is_kept_when_an_open_page_refreshes(self, client: Client, name: str) -> None:
+        assert f'data-content-url="{CONTENT}?{name}=2"' in shown(client, f"{PAGE}?{name}=2")
+
     def test_the_content_view_has_only_the_part_that_changes(self, client: Client) -> None:
         content = shown(client, CONTENT)
 
