@@ -122,6 +122,21 @@ def test_what_the_memory_store_has_is_moved_too(admin: Client) -> None:
     assert dict(reply.context["totals"])["Today"] == (2, 1, 2)
 
 
+@pytest.mark.usefixtures("database")
+def test_what_a_rule_counts_in_the_database_is_moved_beside_what_the_store_has(
+    admin: Client, settings: Any, states_on_sqlite: str
+) -> None:
+    rules = {"kept": {"rate": "9/d", "store": "database", "daily": True}}
+    settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "DATABASE": states_on_sqlite, "RULES": rules}
+    with freeze(NOON):
+        check("kept", "user:77")
+        check("9/h", "user:77", 2, name="few", daily=True)
+
+        found = [of_day(admin, "user:77", TODAY, rule) for rule in ("kept", "few", "")]
+
+    assert found == [(1, 0, 1), (1, 0, 2), (2, 0, 3)]
+
+
 NO_REDIS = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 
 
