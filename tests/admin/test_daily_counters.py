@@ -181,6 +181,18 @@ def test_the_configured_rules_can_be_chosen(client: Client) -> None:
     assert [f"?rule={rule}" in page for rule in ("login", "search", "of-a-call")] == [True, True, False]
 
 
+@pytest.mark.usefixtures("four_rows")
+@pytest.mark.parametrize("chosen", ["of-a-call", "never counted"])
+def test_the_rule_that_is_chosen_is_one_of_those_to_choose(client: Client, chosen: str, settings: Any) -> None:
+    page = client.get(LIST, {"rule": chosen}).context["cl"]
+
+    (offered,) = [list(spec.choices(page)) for spec in page.filter_specs if spec.parameter_name == "rule"]
+    names = [choice["display"] for choice in offered]
+    assert [choice["display"] for choice in offered if choice["selected"]] == [chosen]
+    assert [names.count(name) for name in ("login", "search", "limited")] == [1, 1, 1]
+    assert names[1:] == sorted(names[1:])
+
+
 @pytest.fixture
 def search_bot(admin: Client, settings: Any) -> str:
     """The subject of a user whose name begins as a rule; it has a row, so have two addresses."""
@@ -266,6 +278,8 @@ def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client, query
         pytest.param("?day__year=2024&day__month=12", ["December 30", "December 31"], id="days between"),
         pytest.param("?day__year=2024&day__month=11", ["November 30"], id="a day before a later month"),
         pytest.param("?day__month=12", ["2024"], id="a month of no year"),
+        pytest.param("?day__month=12&day__day=30", ["2024"], id="a day of no year"),
+        pytest.param("?day__year=2024&day__day=30", ["November 2024", "December 2024"], id="a day of no month"),
     ],
 )
 def test_dates_to_choose_end_with_the_last_day_of_a_year(client: Client, query: str, choices: list[str]) -> None:
@@ -304,6 +318,7 @@ def test_at_most_fifty_years_can_be_chosen(client: Client) -> None:
         pytest.param("", "?day__year=2024", id="a year"),
         pytest.param("?day__year=2024", "?day__month=2&day__year=2024", id="a month"),
         pytest.param("?day__year=2024&day__month=2", "?day__day=27&day__month=2&day__year=2024", id="a day"),
+        pytest.param("?rule=search&day__year=2024", "?day__month=2&day__year=2024&rule=search", id="a month of a rule"),
     ],
 )
 def test_a_date_leads_to_its_rows(client: Client, query: str, link: str) -> None:
@@ -330,6 +345,7 @@ def test_a_chosen_day_shows_its_rows(client: Client) -> None:
     [
         pytest.param("", None, id="all years"),
         pytest.param("day__year=2024", "?", id="a year"),
+        pytest.param("day__year=2024&rule=search", "?rule=search", id="a year of a rule"),
         pytest.param("day__year=2024&day__month=2", "?day__year=2024", id="a month"),
         pytest.param("day__year=2024&day__month=2&day__day=27", "?day__month=2&day__year=2024", id="a day"),
     ],
