@@ -936,6 +936,43 @@ class TestSettingABan:
         assert "Several users have this name." in shown
         assert not QuotaOverride.objects.exists()
 
+    def test_a_rule_whose_name_is_too_long_for_a_row_is_an_error_of_its_field(self, settings: Any) -> None:
+        rule = "x" * 201
+        settings.QUOTA = {**settings.QUOTA, "RULES": {rule: "9/m"}}
+
+        answer = self.set_ban(superuser(), rule=rule)
+
+        assert list(answer.context["form"].errors) == ["rule"]
+        assert not QuotaOverride.objects.exists()
+        assert not LogEntry.objects.exists()
+
+    @pytest.mark.parametrize("permission", ["add_quotaoverride", "change_quotaoverride"])
+    def test_it_needs_both_permissions_to_save_overrides(self, permission: str) -> None:
+        assert self.set_ban(operator("view_ban", permission)).status_code == 403
+
+    @pytest.mark.parametrize(
+        ("permission", "left"),
+        [
+            pytest.param("delete_quotaoverride", (0, False), id="to delete overrides"),
+            pytest.param("lift_ban", (1, True), id="to lift bans"),
+        ],
+    )
+    def test_a_permission_lifts_its_kind_alone(self, permission: str, left: tuple[int, bool], ann: str) -> None:
+        block(ann, rule="login")
+        ban("search", ann, "10m")
+
+        lift(operator("view_ban", permission), pair(ann, "search"), json.dumps([ann, "login", True]))
+
+        assert (QuotaOverride.objects.count(), bool(peek("search", ann))) == left
+
+    def test_whoever_may_lift_nothing_is_refused(self, ann: str) -> None:
+        block(ann)
+
+        answer = operator("view_ban").post(f"{PAGE}lift/", {"all": "1", "confirmed": "yes"})
+
+        assert answer.status_code == 403
+        assert QuotaOverride.objects.exists()
+
     def test_the_form_offers_the_rules_by_name(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"b": "9/m", "a": "9/m"}}
 

@@ -385,6 +385,8 @@ class TestPage:
             pytest.param(["reset_subject"], {"reset"}, id="to reset"),
             pytest.param(["lift_ban"], {"lift"}, id="to lift bans"),
             pytest.param(["delete_quotaoverride"], {"clear"}, id="to delete overrides"),
+            pytest.param(["add_quotaoverride"], set(), id="to add overrides alone"),
+            pytest.param(["change_quotaoverride"], set(), id="to change overrides alone"),
             pytest.param(
                 ["add_quotaoverride", "change_quotaoverride"], {"raise", "exempt", "block"}, id="to set overrides"
             ),
