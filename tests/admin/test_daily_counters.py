@@ -289,6 +289,17 @@ def test_dates_to_choose_end_with_the_last_day_of_a_year(client: Client, query: 
     assert date_choices(client, query) == choices
 
 
+@pytest.mark.parametrize("query", ["", "&day__month=11", "&day__month=11&day__day=30"], ids=["year", "month", "day"])
+def test_dates_to_choose_begin_with_a_capital(client: Client, query: str, settings: Any) -> None:
+    settings.LANGUAGE_CODE = "es"  # which writes months small
+    row("user:1", day=date(2024, 11, 30))
+
+    dates = client.get(f"{LIST}?day__year=2024{query}").context["cl"].date_choices()
+
+    titles = [choice["title"] for choice in dates["choices"]] + [dates["back"]["title"]]
+    assert [title for title in titles if title[0].islower()] == []
+
+
 @pytest.mark.parametrize(
     ("vendor", "condition"),
     [

@@ -148,6 +148,16 @@ def test_rows_are_shown_where_redis_does_not_answer(admin: Client, settings: Any
     assert "1,234" in reply.content.decode()
 
 
+def test_rows_are_shown_where_the_settings_name_no_store_that_there_can_be(admin: Client, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "REDIS": "nowhere"}
+    row("user:1", allowed=1234)
+
+    html = page(admin, subject="user:1").content.decode()
+
+    assert "The store does not answer" in html
+    assert "1,234" in html
+
+
 @pytest.mark.parametrize("answers", [True, False], ids=["it answers", "it does not answer"])
 def test_only_a_store_that_answers_can_say_that_there_are_no_checks(
     answers: bool, admin: Client, settings: Any, redis_cache: Any
@@ -182,6 +192,7 @@ class TestPage:
         ("year", "more"),
         [
             pytest.param("2024", {"2024": 4000}, id="another year"),
+            pytest.param("2028", {"2028": 0}, id="a year to come"),
             *(pytest.param(each, {}, id=f"no year: {each}") for each in ("0", "99999", "٢٠٢٦")),
         ],
     )
@@ -232,15 +243,44 @@ class TestPage:
         days = page(admin, subject="user:1", days="year", year=year).context["days"]
         assert [day for day, _ in days] == [last, date(int(year), 1, 1)]
 
+    @pytest.mark.parametrize("year", ["2026", "2024"], ids=["its year", "another year is shown"])
     @pytest.mark.parametrize(
         ("ahead", "is_counted"), [(1, True), (2, False)], ids=["tomorrow", "the day after tomorrow"]
     )
-    def test_the_clock_of_the_store_may_be_a_day_ahead(self, admin: Client, ahead: int, is_counted: bool) -> None:
+    def test_the_clock_of_the_store_may_be_a_day_ahead(
+        self, admin: Client, ahead: int, is_counted: bool, year: str
+    ) -> None:
         row("user:1", TODAY + timedelta(days=ahead), 7)
 
-        totals = dict(page(admin, subject="user:1").context["totals"])
+        totals = dict(page(admin, subject="user:1", year=year).context["totals"])
 
-        assert {title: counts.allowed for title, counts in totals.items()} == dict.fromkeys(totals, 7 * is_counted)
+        found = [totals[title].allowed for title in ("This year", "This month", "Today")]
+        assert found == [7 * is_counted] * 3
+
+    @pytest.mark.parametrize(
+        ("moment", "days", "total"),
+        [
+            pytest.param(datetime(2026, 12, 1, tzinfo=UTC), "30", {"This year": 7, "This month": 0}, id="this year"),
+            pytest.param(datetime(2027, 1, 2, tzinfo=UTC), "90", {"This year": 0, "This month": 0}, id="in January"),
+        ],
+    )
+    def test_totals_are_those_of_this_year_though_another_is_shown(
+        self, admin: Client, moment: datetime, days: str, total: dict[str, int]
+    ) -> None:
+        row("user:1", date(2026, 2, 1), 7)
+
+        with freeze(moment):
+            totals = dict(admin.get(USAGE, {"subject": "user:1", "year": "2024", "days": days}).context["totals"])
+
+        assert {title: totals[title].allowed for title in total} == total
+
+    def test_the_last_days_reach_into_the_year_before(self, admin: Client) -> None:
+        row("user:1", date(2026, 12, 20), 7)
+
+        with freeze(datetime(2027, 1, 2, tzinfo=UTC)):
+            days = admin.get(USAGE, {"subject": "user:1"}).context["days"]
+
+        assert days == [(date(2026, 12, 20), (7, 0, 7))]
 
     def test_the_heat_map_has_a_day_of_a_store_that_is_ahead(self, admin: Client) -> None:
         row("user:1", TODAY + timedelta(days=1), 7)
@@ -270,13 +310,13 @@ class TestPage:
         assert sum(element.get("class") == "column" for element in bars.iter()) == number
 
     def test_the_busiest_rules_come_first_by_name(self, admin: Client) -> None:
-        for number, (rule, allowed) in enumerate((("b", 5), ("a", 5), ("most", 9), ("few", 1))):
-            row("user:1", TODAY - timedelta(days=9 - number), allowed, rule=rule)
+        for number, (rule, *checks) in enumerate((("b", 5, 1), ("a", 6, 0), ("most", 1, 8), ("few", 1, 0))):
+            row("user:1", TODAY - timedelta(days=9 - number), *checks, rule=rule)
         row("user:1", date(2025, 3, 1), 100, rule="of the year before")
 
         rules = page(admin, subject="user:1").context["rules"]
 
-        assert [(rule, count.allowed) for rule, count in rules] == [("most", 9), ("a", 5), ("b", 5), ("few", 1)]
+        assert [(rule, count.allowed) for rule, count in rules] == [("most", 1), ("a", 6), ("b", 5), ("few", 1)]
 
     def test_a_hundred_rules_are_listed(self, admin: Client) -> None:
         DailyCounter.objects.bulk_create(
@@ -348,6 +388,14 @@ class TestPage:
 
         assert len(charts(html)) == 1
         assert "No checks on these days." in html
+
+    def test_a_year_that_has_units_alone_has_no_chart(self, admin: Client) -> None:
+        DailyCounter.objects.create(subject="user:1", rule="search", day=TODAY, units=7)
+
+        html = page(admin, subject="user:1").content.decode()
+
+        assert charts(html) == []
+        assert "No checks in this year." in html
 
     def test_a_year_without_checks_has_no_chart(self, admin: Client) -> None:
         row("user:1", TODAY)
@@ -483,7 +531,7 @@ def test_a_year_is_read_if_there_can_be_counts_of_it(year: str, is_read: bool) -
 def test_the_csv_file_has_the_days_of_one_rule_in_order(admin: Client) -> None:
     for day in (date(2025, 5, 2), date(2025, 5, 1), date(2024, 12, 31), date(2026, 1, 1)):
         row("user:1", day, rule="a")
-        row("user:1", day, 100, rule="b")
+        row("user:1", day, 100, rule="a-b")
 
     reply: Any = admin.get(f"{USAGE}csv/", {"subject": "user:1", "rule": "a", "year": "2025"})
 
