@@ -180,6 +180,11 @@ def test_a_moment_has_the_format_of_the_language_with_its_time_zone(formats: lis
     assert moment_in_words(datetime(2025, 11, 21, 4, 40, tzinfo=UTC), *formats) == words
 
 
+def test_a_moment_is_in_the_time_zone_of_the_request() -> None:
+    with timezone.override("Asia/Tokyo"):
+        assert moment_in_words(datetime(2025, 11, 21, 20, tzinfo=UTC)) == "Nov. 22, 2025, 5 a.m. JST"
+
+
 @pytest.mark.parametrize(
     ("moment", "words"),
     [
