@@ -21,12 +21,14 @@ from django_quota.admin.wording import local_moment, moment_in_words
 from django_quota.core.clock import DAY
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.system_operations import OTHER
+from django_quota.features.bans import ActiveBan
 from django_quota.features.events import EVENTS_A_PAGE, SEARCHED
 from django_quota.limiting.metrics import SLOT_TTL
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.activity import (
     DayTotal,
+    Minute,
     RuleActivity,
     SlotUse,
     _rules,
@@ -38,6 +40,7 @@ from django_quota.operating.health import Health, _joined, health
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import QuotaKit, freeze
 from tests.admin.operators import operator
+from tests.admin.texts import lines_of
 from tests.support.databases import OwnReplicaLags
 from tests.support.events import event_fields
 from tests.support.steps import MINUTE, SECOND, START
@@ -102,6 +105,29 @@ def test_rules_that_refused_as_many_are_in_the_order_of_their_checks(monkeypatch
         figures = overview._figures(current_store())
 
     assert [rule.rule for rule, _ in figures["rules"]] == ["strict", "traffic", "quiet", None]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_it_has_a_line_for_what_has_no_name(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = [RuleActivity(DIGEST, allowed=1, minutes=[Minute(1, 0)]), RuleActivity(OTHER, allowed=9_000, refused=900)]
+    slots = [SlotUse("user:7", None, 1, 2)]
+    with freeze(START):
+        bans = [ActiveBan(None, None, START + MINUTE), ActiveBan("user:7", None, START + 2 * MINUTE)]
+        found = replace(activity(), rules=rules, slots=slots, bans=bans, banned=2)
+    monkeypatch.setattr(overview, "activity", lambda: found)
+
+    lines = lines_of(shown(client, CONTENT))
+
+    assert [line for line in lines if " | " in line] == [
+        "Rule | Per minute | Allowed | Refused | 03:41 Last hour 04:40",
+        "a name too long to keep | 0 | 1 | 0 | peak: 1",
+        "all others | | 9,000 | 900 |",
+        "Subject | Ends",
+        "a name too long to keep | in 60 seconds",
+        "user:7 [subject/?subject=user%3A7] | in 2 minutes",
+        "Slot | Held",
+        "\N{HORIZONTAL ELLIPSIS} user:7 [subject/?subject=user%3A7] | 1 of 2",
+    ]
 
 
 @pytest.mark.usefixtures("states_on_sqlite")

@@ -669,6 +669,15 @@ class TestVerdict:
         assert "Refused by" not in first
 
     @pytest.mark.usefixtures("closed_tier")
+    def test_the_tier_of_the_last_request_is_explained(self) -> None:
+        titles = [re.findall(r'<strong title="([^"]*)">(\w+):', page(superuser()))]
+        check_as_user("api")
+
+        titles += [re.findall(r'<strong title="([^"]*)">(\w+):', page(superuser("other")))]
+
+        assert titles == [[], [("its tier at the last request", "free")]]
+
+    @pytest.mark.usefixtures("closed_tier")
     def test_once_the_tier_is_known_it_refuses(self) -> None:
         check_as_user("api")
 
