@@ -965,6 +965,14 @@ class TestSettingABan:
 
         assert (QuotaOverride.objects.count(), bool(peek("search", ann))) == left
 
+    @pytest.mark.parametrize("page", ["lift/?all=1&confirmed=yes", "set/?subject=user:9&reason=spam&span=1d"])
+    def test_a_link_does_nothing(self, page: str, ann: str) -> None:
+        block(ann)
+
+        superuser().get(f"{PAGE}{page}")
+
+        assert QuotaOverride.objects.get().subject == ann
+
     def test_whoever_may_lift_nothing_is_refused(self, ann: str) -> None:
         block(ann)
 

@@ -172,6 +172,12 @@ class TestButtonOfSubject:
 
         assert QuotaOverride.objects.get().subject == me
 
+    @pytest.mark.parametrize("name", ["exempt", "reset"])
+    def test_what_blocks_nobody_needs_none(self, client: Client, me: str, name: str) -> None:
+        fields = {"subject": me, "on": "*", "confirmed": "yes", "span": "1d", "reason": ""}
+
+        assert client.post(ACTION.replace("block", name), fields).status_code == 302
+
     def test_others_are_blocked_without_a_tick(self, client: Client) -> None:
         self.asked(client, "user:4711")
 

@@ -1051,6 +1051,16 @@ class TestActions:
         assert act(superuser(), "reset", on).status_code in (200, 302)
         assert peek("search", SUBJECT).remaining == 9
 
+    @pytest.mark.parametrize("name", ["block", "clear"])
+    def test_a_link_does_nothing(self, name: str) -> None:
+        override(rule="login", mode="exempt")
+        query = {"subject": SUBJECT, "on": "login", "confirmed": "yes", "span": "1d", "reason": "spam"}
+
+        answer = superuser().get(f"{PAGE}action/{name}/", query)
+
+        assert answer.status_code == 200
+        assert QuotaOverride.objects.get().mode == "exempt"
+
     def test_a_null_character_in_the_name_of_a_rule_is_left_out(self) -> None:
         act(superuser(), "block", "sea\0rch")
 

@@ -496,6 +496,7 @@ ENDS = datetime(2025, 12, 1, tzinfo=UTC)
             {"rule": "plans", "tier": "free", "limit": 1_400}, {"rate": "+500"}, "", id="the limit of another plan"
         ),
         pytest.param({}, {"rate": "x2"}, "", id="a factor"),
+        pytest.param({"limit": 1_000}, {"rate": "x1"}, "", id="a factor that changes nothing"),
         pytest.param({"limit": 2_500}, {"rate": "x2+500"}, "", id="a factor with units"),
         pytest.param({"limit": 1_600}, {"rate": "+500"}, "", id="another limit than the rule has"),
         pytest.param({"rule": "unknown"}, {"rate": "+500"}, "", id="a rule of a call"),
