@@ -302,11 +302,22 @@ class TestManyBans:
         client = superuser()
 
         assert subjects(client) == ["ip:192.0.2.0"]
-        assert "Of 5 bans, this list has only the 1 that end first." in client.get(PAGE).content.decode()
+        words = "Of 5 bans, this list has only the 1 that end first. A search for a subject finds all its bans."
+        assert words in client.get(PAGE).content.decode()
 
     @pytest.mark.usefixtures("room_for_one")
     def test_a_search_finds_a_ban_that_is_not_listed(self) -> None:
         assert found(superuser(), "ip:192.0.2.4") == ["ip:192.0.2.4"]
+
+
+@pytest.mark.usefixtures("listing_store")
+def test_a_store_without_events_has_no_list_of_bans(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+
+    page = superuser().get(PAGE).content.decode()
+
+    assert "EVENTS is 0, so there is no list of bans. Find those of a subject." in page
+    assert "Nobody is banned." not in page
 
 
 @pytest.mark.usefixtures("listing_store")

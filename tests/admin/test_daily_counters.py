@@ -355,30 +355,43 @@ def test_a_chosen_day_shows_its_rows(client: Client) -> None:
     ("query", "back"),
     [
         pytest.param("", None, id="all years"),
-        pytest.param("day__year=2024", "?", id="a year"),
-        pytest.param("day__year=2024&rule=search", "?rule=search", id="a year of a rule"),
-        pytest.param("day__year=2024&day__month=2", "?day__year=2024", id="a month"),
-        pytest.param("day__year=2024&day__month=2&day__day=27", "?day__month=2&day__year=2024", id="a day"),
+        pytest.param("day__year=2024", ("All dates", "?"), id="a year"),
+        pytest.param("day__year=2024&rule=search", ("All dates", "?rule=search"), id="a year of a rule"),
+        pytest.param("day__year=2024&day__month=2", ("2024", "?day__year=2024"), id="a month"),
+        pytest.param(
+            "day__year=2024&day__month=2&day__day=27",
+            ("February 2024", "?day__month=2&day__year=2024"),
+            id="a day",
+        ),
     ],
 )
-def test_dates_lead_back_to_a_longer_time(query: str, back: str | None, client: Client) -> None:
+def test_dates_lead_back_to_a_longer_time(query: str, back: tuple[str, str] | None, client: Client) -> None:
     row("user:1", day=date(2024, 2, 27))
     row("user:1", day=date(2026, 1, 2))
 
     dates = client.get(f"{LIST}?{query}").context["cl"].date_choices()
 
-    assert (dates["back"] and dates["back"]["link"]) == back
+    assert (dates["back"] and (dates["back"]["title"], dates["back"]["link"])) == back
 
 
 def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daily_counters, "MAX_LISTED", 10)
     rows = [DailyCounter(subject=f"user:{number}", rule="a", day=DAY) for number in range(11)]
     DailyCounter.objects.bulk_create(rows[:9])
+    words = "To see others, choose a day, a rule or a subject, or export all of them."
     assert "The list ends after 10 rows." not in client.get(LIST).content.decode()
     DailyCounter.objects.bulk_create(rows[9:])
     page = client.get(LIST)
     assert page.context["cl"].result_count == 10
-    assert "The list ends after 10 rows." in page.content.decode()
+    assert f"The list ends after 10 rows. {words}" in page.content.decode()
+
+
+def test_the_selected_rows_can_be_exported_and_no_more(client: Client) -> None:
+    row("user:1")
+
+    choices = client.get(LIST).context["action_form"].fields["action"].choices
+
+    assert [str(words) for name, words in choices if name] == ["Export selected daily counters as CSV"]
 
 
 def test_a_page_has_a_hundred_rows(client: Client) -> None:

@@ -570,12 +570,12 @@ class TestOnRedis:
                 "ping",
                 [
                     "The store answers, but does not permit what this page reads.",
-                    "docs/going_live.md",
+                    "docs/going_live.md lists the commands that the Redis user of the admin needs.",
                     "&#x27;ping&#x27;",  # what it lacks
                 ],
                 id="ping",
             ),
-            pytest.param("xrevrange", ["does not permit this page to read events"], id="xrevrange"),
+            pytest.param("xrevrange", ["The store does not permit this page to read events."], id="xrevrange"),
         ],
     )
     def test_it_reports_a_missing_redis_permission(

@@ -52,6 +52,10 @@ def ann(database: Any, settings: Any) -> User:
     return User.objects.create_user("ann", pk=42)
 
 
+def plan(request: HttpRequest) -> str:
+    return "free"
+
+
 @pytest.fixture
 def refused_organization(ann: User) -> None:
     check("units", ORGANIZATION, 3)
@@ -171,6 +175,15 @@ class TestRelated:
         check("units", ORGANIZATION)
 
         assert "org:7 : not refused now" in words_of(verdict(page(superuser())))
+
+    def test_the_verdict_says_that_the_organization_is_refused_in_some_tiers(self, settings: Any) -> None:
+        tiers = {**UNITS, "rate": {"free": "0/h", "pro": "9/h"}, "tier": plan}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, "units": tiers}}
+
+        shown = page(superuser())
+
+        assert "org:7 : refused in some tiers" in words_of(verdict(shown))
+        assert "quota-answer-yes" not in shown
 
     def test_the_figures_of_the_organization_have_buttons_of_its_own(self) -> None:
         check("units", ORGANIZATION, 2)

@@ -436,7 +436,7 @@ class TestLongerSubjects:
     def test_the_page_of_one_part_leads_to_the_whole(self) -> None:
         shown = verdict(page(superuser(), "ip:203.0.113.9"))
 
-        assert "Counted together with others" in shown
+        assert "Counted together with others, and refused recently or now:" in shown
         assert ": refused by login until" in shown
 
     def test_the_page_of_the_whole_is_refused_by_itself(self) -> None:
@@ -469,7 +469,8 @@ class TestFailedLogins:
     def test_the_page_of_a_user_gives_no_all_clear(self) -> None:
         shown = page(superuser())
 
-        assert "Other rules count it together with more." in verdict(shown)
+        words = "No limit that counts this subject alone refuses the next hit. Other rules count it together with more."
+        assert words in verdict(shown)
         assert "quota-answer-yes" not in shown
 
     def test_failed_logins_at_an_address_are_listed_by_the_name_of_the_user(self) -> None:
