@@ -12,6 +12,7 @@ from django.contrib.auth.backends import BaseBackend
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.urls import re_path
+from django.utils import translation
 
 from django_quota import Decision, Rule, acheck, check, quota, slot
 from django_quota.adapters import refusal_details, refusal_response
@@ -214,6 +215,15 @@ def test_where_no_backend_limits_logins_a_rule_may_have_the_name_of_such_a_limit
         decision = limited("1/m", 1, 1, name="login-username-ip")
 
     assert refusal_details(decision).message == f"The limit is 1 per minute. {IN_A_MINUTE}"
+
+
+@pytest.mark.parametrize("language", ["zh-hans", "zh-hant"])
+def test_no_space_is_between_two_sentences_in_chinese(language: str) -> None:
+    with freeze(START), translation.override(language):
+        said = refusal_details(limited("1/m", 1, 1)).message
+
+    assert (said.count("\N{IDEOGRAPHIC FULL STOP}"), said[-1]) == (2, "\N{IDEOGRAPHIC FULL STOP}")
+    assert "\N{IDEOGRAPHIC FULL STOP} " not in said
 
 
 def answer(decision: Decision, accept: str) -> Any:
