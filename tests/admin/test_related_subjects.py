@@ -33,6 +33,10 @@ def subjects_of(user: Any) -> list[str]:
     return [Subject("org", 7)]
 
 
+def owner_of(user: Any) -> list[str]:
+    return ["user:43"]
+
+
 def failing(user: Any) -> list[str]:
     raise LookupError("no such account")
 
@@ -175,6 +179,12 @@ class TestRelated:
         check("units", ORGANIZATION)
 
         assert "org:7 : not refused now" in words_of(verdict(page(superuser())))
+
+    def test_a_related_user_is_named(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RELATED": f"{__name__}.owner_of"}
+        User.objects.create_user("bob", pk=43)
+
+        assert "bob (user:43) : not refused now" in words_of(verdict(page(superuser())))
 
     def test_the_verdict_says_that_the_organization_is_refused_in_some_tiers(self, settings: Any) -> None:
         tiers = {**UNITS, "rate": {"free": "0/h", "pro": "9/h"}, "tier": plan}

@@ -411,6 +411,25 @@ class TestPage:
         found = re.findall(r'<time datetime="([^"]*)"', shown)
         assert found == ["2025-11-21", "2025-11-20", "2025-11-19"]
 
+    def test_a_refusal_names_the_user_who_sent_the_request(self) -> None:
+        request = RequestFactory().get("/a/", REMOTE_ADDR="192.0.2.1")
+        request.user = User.objects.create_user("ann", pk=42)
+        check("0/m", request, key="ip", name="closed")
+
+        assert '<td data-label="Request">ann GET /a/</td>' in page(superuser(), "ip:192.0.2.1")
+
+    def test_each_ban_has_the_reason_of_its_own_event(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"login": LOGIN, "other": LOGIN}}
+        ban("login", SUBJECT, "10m", reason="fast")
+        ban("other", SUBJECT, "20m", reason="slow")
+
+        shown = page(superuser()).split("<h2>Bans</h2>")[1].split("</section>")[0]
+
+        assert re.findall(r'<th scope="row">(\w+)</th>.*?First ban: (\w+)', shown, re.DOTALL) == [
+            ("login", "fast"),
+            ("other", "slow"),
+        ]
+
     def test_a_name_is_escaped(self) -> None:
         User.objects.create_user("ann<b>", pk=42)
 
@@ -668,6 +687,15 @@ class TestVerdict:
 
         assert "api (if its tier is free), 0/h: 0 of 0 used" in first
         assert "Refused by" not in first
+
+    def test_a_rule_that_refuses_in_each_tier_refuses_though_the_tier_is_unknown(self, settings: Any) -> None:
+        rule = {"rate": {"free": "0/h", "pro": "0/d"}, "tier": tier, "key": "user"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": rule}}
+
+        first = verdict(page(superuser()))
+
+        assert "Refused by api for good." in first
+        assert "if its tier is" not in first
 
     @pytest.mark.usefixtures("closed_tier")
     def test_the_tier_of_the_last_request_is_explained(self) -> None:
