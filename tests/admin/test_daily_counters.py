@@ -120,6 +120,7 @@ def test_rows_of_all_days_are_newest_first(client: Client, query: str) -> None:
         pytest.param("?kind=user:&rule=search", ["1", "2", "1"], id="a kind in a rule, the newest first"),
         pytest.param("?kind=user:&day__year=2026", ["1", "2", "1"], id="a kind in a year, the newest first"),
         pytest.param("", ["1", "2", "1"], id="all, the newest first"),
+        pytest.param("?kind=nonsense", ["1", "2", "1"], id="no kind, the newest first"),
     ],
 )
 def test_rows_of_a_kind_are_by_subject_unless_a_time_or_a_rule_is_chosen(
@@ -241,6 +242,22 @@ def test_a_search_that_shows_all_subjects_does_not_say_so(admin: Client) -> None
     User.objects.bulk_create(User(username=f"many{number}") for number in range(19))
 
     assert "only the first" not in admin.get(f"{LIST}?q=many").content.decode()
+
+
+def test_a_search_finds_a_subject_before_a_rule_of_the_same_name(admin: Client) -> None:
+    row("batch", "search")
+    row("user:1", "batch")
+
+    assert listed(admin, "?q=batch") == [("batch", "search")]
+
+
+def test_a_search_does_not_count_the_rows_beside_its_field(admin: Client) -> None:
+    for subject in ("user:1", "user:2"):
+        row(subject)
+
+    page = admin.get(f"{LIST}?q=user:1").content.decode()
+
+    assert re.findall(r"\d+ results?", page) == []
 
 
 def test_a_search_for_nothing_shows_all_rows(admin: Client) -> None:

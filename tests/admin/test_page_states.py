@@ -1961,6 +1961,13 @@ def test_a_page_shows_what_was_saved_though_a_replica_lags(client: Client, url: 
 
 
 @pytest.mark.usefixtures("saved")
+def test_a_second_override_is_an_error_though_a_replica_lags(client: Client) -> None:
+    lines = said(client, "quotaoverride/add/", subject="user:8", rule="*", mode="exempt", _anyway="1")
+
+    assert "This subject and rule have an override already: blocked" in " ".join(lines)
+
+
+@pytest.mark.usefixtures("saved")
 @pytest.mark.parametrize(
     ("name", "given"),
     [
