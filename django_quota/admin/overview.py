@@ -160,7 +160,7 @@ def _warnings(redis: Health) -> Iterator[str]:
             "The memory of Redis is full (%(used)s of %(most)s), so it accepts no changes. Rules follow their "
             "on_unavailable setting; without one, each process counts by itself."
         )
-        yield words % {"used": filesizeformat(redis.used), "most": filesizeformat(redis.most)}
+        yield words % {"used": filesizeformat(redis.used or 0), "most": filesizeformat(redis.most or 0)}
     elif redis.refuses:
         words = _(
             "Redis accepts no changes, so nothing is counted. Rules follow their on_unavailable setting. Redis says: %s"

@@ -385,6 +385,15 @@ def test_the_next_page_goes_on_with_older_events(client: Client) -> None:
     assert ">Older</a>" not in second
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_a_page_after_the_last_event_leads_to_the_newest(client: Client) -> None:
+    page = client.get(PAGE, {"before": "1-0"}).content.decode()
+
+    assert "No event matches." in page
+    assert '<a href="?" class="button">Newest</a>' in page
+    assert "Download as CSV" not in page
+
+
 @pytest.mark.usefixtures("either_store")
 @pytest.mark.parametrize("before", ["", "x", "1-", "9" * 30 + "-1", "1-1; DROP", "99999-1.1.1"])
 def test_a_wrong_id_shows_the_newest_events(client: Client, before: str) -> None:

@@ -229,6 +229,7 @@ class TestSearch:
 
         shown = page(operator("view_subject"), text)
 
+        assert "You may not see users, so no name is looked up. No request has the subject" in shown
         assert "user:&lt;key&gt;" in shown
         assert f"user:{user.pk}" not in shown
 

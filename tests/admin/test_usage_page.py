@@ -310,8 +310,9 @@ class TestPage:
         assert sum(element.get("class") == "column" for element in bars.iter()) == number
 
     def test_the_busiest_rules_come_first_by_name(self, admin: Client) -> None:
-        for number, (rule, *checks) in enumerate((("b", 5, 1), ("a", 6, 0), ("most", 1, 8), ("few", 1, 0))):
-            row("user:1", TODAY - timedelta(days=9 - number), *checks, rule=rule)
+        counts = (("b", 5, 1), ("a", 6, 0), ("most", 1, 8), ("few", 1, 0))
+        for number, (rule, allowed, refused) in enumerate(counts):
+            row("user:1", TODAY - timedelta(days=9 - number), allowed, refused, rule)
         row("user:1", date(2025, 3, 1), 100, rule="of the year before")
 
         rules = page(admin, subject="user:1").context["rules"]
