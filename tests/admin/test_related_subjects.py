@@ -189,6 +189,7 @@ class TestRelated:
     def test_the_verdict_says_that_the_organization_is_refused_in_some_tiers(self, settings: Any) -> None:
         tiers = {**UNITS, "rate": {"free": "0/h", "pro": "9/h"}, "tier": plan}
         settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, "units": tiers}}
+        DailyCounter.objects.create(subject="org:9", rule="units", day="2026-11-01", allowed=1)  # so it counts no user
 
         shown = page(superuser())
 
