@@ -459,6 +459,13 @@ class TestLongerSubjects:
         assert "Counted together with others, and refused recently or now:" in shown
         assert ": refused by login until" in shown
 
+    def test_the_page_of_one_part_says_why_the_whole_is_refused(self) -> None:
+        override(self.WHOLE, rule="login")
+
+        shown = verdict(page(superuser(), "ip:203.0.113.9"))
+
+        assert ": refused by login for good (blocked by an override)" in shown
+
     def test_the_page_of_the_whole_is_refused_by_itself(self) -> None:
         shown = verdict(page(superuser(), self.WHOLE))
 
