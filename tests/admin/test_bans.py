@@ -904,6 +904,12 @@ class TestSettingABan:
         assert peek("login", ann)
         assert not peek("search", ann)
 
+    @pytest.mark.parametrize("subject", ["user:999", "org:999"], ids=["a user that there is not", "another kind"])
+    def test_it_may_be_of_a_subject_that_nobody_has_yet(self, subject: str) -> None:
+        self.set_ban(superuser(), subject=subject)
+
+        assert QuotaOverride.objects.get().subject == subject
+
     def test_it_may_be_of_a_network(self) -> None:
         client = superuser()
 

@@ -1465,6 +1465,17 @@ class TestRaising:
 
         assert re.search(r">x2: a \(10/m\), b \(10/m\), c \(10/m\) and \d more<", shown)
 
+    def test_a_rule_that_admits_nothing_by_one_of_its_limits_is_raised(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"half": "5/m; 0/h"}}
+
+        assert ">x2: 10/m; 0/h<" in ask(superuser(), "raise", "half").content.decode()
+
+    def test_the_log_of_a_raise_of_each_rule_ends_with_the_reason(self) -> None:
+        act(superuser(), "raise", "search", span="")
+
+        words = "Raise for a day: search x2, until it is cleared (spam)"
+        assert LogEntry.objects.get().change_message == words
+
     def test_the_question_says_that_a_raise_is_not_possible(self) -> None:
         override(rule="search")
 
@@ -1555,6 +1566,7 @@ class TestRaising:
         "values",
         [
             pytest.param({"rate": "x2"}, id="an earlier raise"),
+            pytest.param({"rate": "x2", "starts": datetime(2025, 11, 1, tzinfo=UTC)}, id="a raise since a moment"),
             pytest.param({"rate": "40/m", "expires": timezone.now()}, id="one that has ended"),
         ],
     )
