@@ -1261,6 +1261,23 @@ class TestActions:
         assert LogEntry.objects.get().change_message == words
         assert messages_of(answer) == [("success", words.partition(": ")[2])]
 
+    @pytest.mark.parametrize(
+        ("name", "given", "words"),
+        [
+            pytest.param("exempt", {"reason": ""}, "Exempt: login exempt, until it is cleared", id="neither"),
+            pytest.param(
+                "block", {"note": "see 7"}, "Block: login blocked, until it is cleared (spam). see 7", id="both"
+            ),
+            pytest.param("block", {}, "Block: login blocked, until it is cleared (spam)", id="a reason"),
+        ],
+    )
+    def test_the_log_has_the_reason_and_the_note_that_were_given(
+        self, name: str, given: dict[str, str], words: str
+    ) -> None:
+        act(superuser(), name, "login", span="", **given)
+
+        assert LogEntry.objects.get().change_message == words
+
     @pytest.mark.parametrize(("seconds", "is_right"), [(0, False), (60, True)], ids=["now", "a minute later"])
     def test_an_end_is_in_the_future(self, seconds: int, is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("django.utils.timezone.now", lambda: datetime(2030, 5, 1, 18, tzinfo=UTC))
