@@ -990,6 +990,25 @@ class TestSettingABan:
 
         assert QuotaOverride.objects.get().subject == ann
 
+    @pytest.mark.parametrize(
+        ("permission", "words"),
+        [
+            pytest.param("delete_quotaoverride", "Lift all 2 bans of this list", id="to delete overrides"),
+            pytest.param("lift_ban", "Lift the one ban of this list", id="to lift bans"),
+        ],
+    )
+    def test_the_button_counts_what_a_permission_lifts(self, permission: str, words: str, ann: str) -> None:
+        for rule in ("login", "search"):
+            block(ann, rule=rule)
+        ban("search", ann, "10m")
+
+        assert words in operator("view_ban", permission).get(PAGE, {"subject": ann}).content.decode()
+
+    def test_a_page_has_fifty_blocks(self) -> None:
+        QuotaOverride.objects.bulk_create(QuotaOverride(subject=f"org:{each}", mode="blocked") for each in range(51))
+
+        assert len(shown(superuser())) == 50
+
     def test_whoever_may_lift_nothing_is_refused(self, ann: str) -> None:
         block(ann)
 

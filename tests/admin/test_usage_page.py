@@ -16,7 +16,8 @@ from django.contrib.admin import site as default_site
 from django.contrib.auth.models import User
 from django.db import connection
 from django.http import QueryDict
-from django.test import Client
+from django.template.loader import render_to_string
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
@@ -588,6 +589,29 @@ def test_the_page_of_a_user_has_the_links_that_staff_may_follow(permissions: lis
         *((f"{url}{ann.pk}", {LIMITS_OF_USER: "Quota", USAGE_OF_USER: "Usage"}[url]) for url in links),
         (f"/admin/auth/user/{ann.pk}/history/", "History"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "links"),
+    [
+        pytest.param(Member, [f"{LIMITS_OF_USER}7", f"{USAGE_OF_USER}7"], id="a model of the site"),
+        pytest.param(User, [], id="Django's own, which has them from its template"),
+    ],
+)
+def test_the_template_of_the_mixin_adds_the_links_after_djangos_own(
+    model: type[User], links: list[str], settings: Any
+) -> None:
+    base = "{% block object-tools-items %}History{% endblock %}"
+    own = ("django.template.loaders.locmem.Loader", {"admin/change_form.html": base})
+    options = {**settings.TEMPLATES[0]["OPTIONS"], "loaders": [own, "django.template.loaders.app_directories.Loader"]}
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False, "OPTIONS": options}]
+    request = RequestFactory().get("/")
+    request.user = User(is_active=True, is_superuser=True)
+
+    html = render_to_string(UsageLinks.change_form_template, {"original": User(pk=7), "opts": model._meta}, request)
+
+    assert html.strip().startswith("History")
+    assert re.findall('<li><a href="([^"]*)">', html) == links
 
 
 @pytest.mark.thorough("slow")
