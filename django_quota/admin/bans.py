@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
@@ -25,7 +25,15 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_quota.admin.base import LOCKOUT, ReadOnlyAdmin, lockout_of, may_see_users, names_among
-from django_quota.admin.subject_actions import BanForm, Block, Clear, LiftBan, SubjectAction, lifted_in_words
+from django_quota.admin.subject_actions import (
+    BanForm,
+    Block,
+    Clear,
+    LiftBan,
+    SubjectAction,
+    add_errors,
+    lifted_in_words,
+)
 from django_quota.admin.wording import STATES, override_state
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError, RuleError, StoreUnavailable
@@ -111,10 +119,14 @@ class BanPages(ReadOnlyAdmin):
             action = Block(form.cleaned_data["rule"], form.cleaned_data["subject"])
             lockout = lockout_of(request, [(action.rule, action.subject)])
             if not lockout or LOCKOUT in request.POST:
-                done = action.do(form.cleaned_data, request.user)
-                log_actions({action.subject: f"{_('Ban')}: {done}"}, request.user)
-                self.message_user(request, f"{action.subject}: {done}", messages.SUCCESS)
-                return HttpResponseRedirect(self.url("changelist"))
+                try:
+                    done = action.do(form.cleaned_data, request.user)
+                except ValidationError as error:
+                    add_errors(form, error)
+                else:
+                    log_actions({action.subject: f"{_('Ban')}: {done}"}, request.user)
+                    self.message_user(request, f"{action.subject}: {done}", messages.SUCCESS)
+                    return HttpResponseRedirect(self.url("changelist"))
         context = {"found": True, "form": form, "lockout": lockout, "back": self.url("changelist")}
         return self.show(request, "ban/set", _("Ban"), **context)
 

@@ -57,7 +57,7 @@ def names_among(request: HttpRequest, subjects: Iterable[str | None]) -> dict[st
     return user_names(parts) | (login_names_among(parts, ()) if limits_logins() else {})
 
 
-def admin_url(site: str | None, page: str, *args: Any, **query: str) -> str:
+def admin_url(site: str | None, page: str, /, *args: Any, **query: str) -> str:
     """Return the URL of a page of an admin site, such as `auth_user_change`; "" if the site does not have it."""
     try:
         url = reverse(f"admin:{page}", args=args, current_app=site)
@@ -89,7 +89,7 @@ class PageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class t
         if not self.has_view_permission(request):
             raise PermissionDenied
 
-    def url(self, page: str, *args: Any, **query: str) -> str:
+    def url(self, page: str, /, *args: Any, **query: str) -> str:
         """Return the URL of a page of this model, such as `changelist`."""
         return admin_url(self.admin_site.name, f"django_quota_{self.opts.model_name}_{page}", *args, **query)
 

@@ -12,7 +12,6 @@ from datetime import date, timedelta
 from typing import Any, NamedTuple
 
 from django.utils.formats import date_format, get_format, number_format
-from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from django_quota.features.usage.days import Count, total
@@ -41,10 +40,6 @@ def describe(day: date, counts: Count) -> str:
         "allowed": grouped(counts.allowed),
         "refused": grouped(counts.refused),
     }
-
-
-def _month_name(day: date) -> str:
-    return capfirst(date_format(day, "M"))
 
 
 # --- heat map ---------------------------------------------------------------------------------------------------------
@@ -100,7 +95,7 @@ def heat_map(year: int, days: Mapping[date, Count], last: date) -> dict[str, Any
         if day.day == 1:
             # A month that starts within a week is named above its first whole week, so names do not overlap.
             shift = CELL_PITCH if row and day.month > 1 else 0
-            labels.append(Label(x + shift, HEAT_TOP - 7, _month_name(day)))
+            labels.append(Label(x + shift, HEAT_TOP - 7, date_format(day, "M")))
     monday = date(2024, 1, 1)
     for row in range(0, WEEK, 2):
         weekday = date_format(monday + timedelta(days=(first_weekday + row) % WEEK), "D")
@@ -217,9 +212,9 @@ def _bar_parts(counts: Count, maximum: int) -> list[tuple[str, float, float]]:
 def _tick(day: date, index: int, count: int) -> str:
     """Return what the axis says below a day: months below a year, else the days one or two weeks apart."""
     if count > DAYS_OF_MEDIUM_BARS:
-        return _month_name(day) if day.day == 1 else ""
+        return date_format(day, "M") if day.day == 1 else ""
     weeks = 1 if count <= DAYS_OF_WIDE_BARS else 2
-    return f"{day.day} {_month_name(day)}" if (count - 1 - index) % (weeks * WEEK) == 0 else ""
+    return date_format(day, "j M") if (count - 1 - index) % (weeks * WEEK) == 0 else ""
 
 
 # --- sparkline --------------------------------------------------------------------------------------------------------

@@ -142,8 +142,8 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         subject, rule = cleaned.get("subject"), cleaned.get("rule")
         if subject and rule and (subject, rule) != (self.instance.subject, self.instance.rule):
             self.problems = override_problems(rule, subject, with_users=self.sees_users)
-            hidden = hidden_names_hint(subject, sees_users=self.sees_users)
-            self.problems[:0] = [hidden] if hidden and self.problems else []
+            if hidden := hidden_names_hint(subject, sees_users=self.sees_users):
+                self.problems.insert(0, hidden)
         is_block = cleaned.get("mode") == QuotaOverride.Mode.BLOCKED and self.has_changed()
         if subject and rule and is_block and self.request is not None:
             self.lockout = lockout_of(self.request, [(rule, subject)])

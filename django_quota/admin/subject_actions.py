@@ -246,6 +246,12 @@ class OverrideAction(SubjectAction):
         return f"{done}, {until} ({reason})" if reason else f"{done}, {until}"
 
 
+def add_errors(form: forms.Form, error: ValidationError) -> None:
+    """Add the errors of a row to the fields of a form that have their names, or above all fields."""
+    for name, errors in getattr(error, "error_dict", {None: error}).items():
+        form.add_error(name if name in form.fields else None, errors)
+
+
 def _ends(given: Mapping[str, Any]) -> datetime | None:
     return timezone.now() + given["span"] if given["span"] else None
 

@@ -19,7 +19,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from django_quota.admin.base import LOCKOUT, ReadOnlyAdmin, hidden_names_hint, lockout_of, may_see_users, names_among
-from django_quota.admin.subject_actions import ACTIONS, SubjectAction
+from django_quota.admin.subject_actions import ACTIONS, SubjectAction, add_errors
 from django_quota.admin.wording import STATES, WHYS, ban_in_words, override_state, refused_until, subject_in_words
 from django_quota.conf import current, limits_logins
 from django_quota.core import clock
@@ -167,8 +167,7 @@ class SubjectPages(ReadOnlyAdmin):
         try:
             done = action.do(form.cleaned_data, request.user)
         except ValidationError as error:
-            for field, errors in getattr(error, "error_dict", {None: error}).items():
-                form.add_error(field if field in form.fields else None, errors)
+            add_errors(form, error)
         except QuotaError as error:
             form.add_error(None, error_in_words(error))
         else:

@@ -302,11 +302,22 @@ class TestManyBans:
         client = superuser()
 
         assert subjects(client) == ["ip:192.0.2.0"]
-        assert "Of 5 bans, this list has only the 1 that end first." in client.get(PAGE).content.decode()
+        words = "Of 5 bans, this list has only the 1 that end first. A search for a subject finds all its bans."
+        assert words in client.get(PAGE).content.decode()
 
     @pytest.mark.usefixtures("room_for_one")
     def test_a_search_finds_a_ban_that_is_not_listed(self) -> None:
         assert found(superuser(), "ip:192.0.2.4") == ["ip:192.0.2.4"]
+
+
+@pytest.mark.usefixtures("listing_store")
+def test_a_store_without_events_has_no_list_of_bans(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+
+    page = superuser().get(PAGE).content.decode()
+
+    assert "EVENTS is 0, so there is no list of bans. Find those of a subject." in page
+    assert "Nobody is banned." not in page
 
 
 @pytest.mark.usefixtures("listing_store")
@@ -893,6 +904,12 @@ class TestSettingABan:
         assert peek("login", ann)
         assert not peek("search", ann)
 
+    @pytest.mark.parametrize("subject", ["user:999", "org:999"], ids=["a user that there is not", "another kind"])
+    def test_it_may_be_of_a_subject_that_nobody_has_yet(self, subject: str) -> None:
+        self.set_ban(superuser(), subject=subject)
+
+        assert QuotaOverride.objects.get().subject == subject
+
     def test_it_may_be_of_a_network(self) -> None:
         client = superuser()
 
@@ -935,6 +952,70 @@ class TestSettingABan:
 
         assert "Several users have this name." in shown
         assert not QuotaOverride.objects.exists()
+
+    def test_a_rule_whose_name_is_too_long_for_a_row_is_an_error_of_its_field(self, settings: Any) -> None:
+        rule = "x" * 201
+        settings.QUOTA = {**settings.QUOTA, "RULES": {rule: "9/m"}}
+
+        answer = self.set_ban(superuser(), rule=rule)
+
+        assert list(answer.context["form"].errors) == ["rule"]
+        assert not QuotaOverride.objects.exists()
+        assert not LogEntry.objects.exists()
+
+    @pytest.mark.parametrize("permission", ["add_quotaoverride", "change_quotaoverride"])
+    def test_it_needs_both_permissions_to_save_overrides(self, permission: str) -> None:
+        assert self.set_ban(operator("view_ban", permission)).status_code == 403
+
+    @pytest.mark.parametrize(
+        ("permission", "left"),
+        [
+            pytest.param("delete_quotaoverride", (0, False), id="to delete overrides"),
+            pytest.param("lift_ban", (1, True), id="to lift bans"),
+        ],
+    )
+    def test_a_permission_lifts_its_kind_alone(self, permission: str, left: tuple[int, bool], ann: str) -> None:
+        block(ann, rule="login")
+        ban("search", ann, "10m")
+
+        lift(operator("view_ban", permission), pair(ann, "search"), json.dumps([ann, "login", True]))
+
+        assert (QuotaOverride.objects.count(), bool(peek("search", ann))) == left
+
+    @pytest.mark.parametrize("page", ["lift/?all=1&confirmed=yes", "set/?subject=user:9&reason=spam&span=1d"])
+    def test_a_link_does_nothing(self, page: str, ann: str) -> None:
+        block(ann)
+
+        superuser().get(f"{PAGE}{page}")
+
+        assert QuotaOverride.objects.get().subject == ann
+
+    @pytest.mark.parametrize(
+        ("permission", "words"),
+        [
+            pytest.param("delete_quotaoverride", "Lift all 2 bans of this list", id="to delete overrides"),
+            pytest.param("lift_ban", "Lift the one ban of this list", id="to lift bans"),
+        ],
+    )
+    def test_the_button_counts_what_a_permission_lifts(self, permission: str, words: str, ann: str) -> None:
+        for rule in ("login", "search"):
+            block(ann, rule=rule)
+        ban("search", ann, "10m")
+
+        assert words in operator("view_ban", permission).get(PAGE, {"subject": ann}).content.decode()
+
+    def test_a_page_has_fifty_blocks(self) -> None:
+        QuotaOverride.objects.bulk_create(QuotaOverride(subject=f"org:{each}", mode="blocked") for each in range(51))
+
+        assert len(shown(superuser())) == 50
+
+    def test_whoever_may_lift_nothing_is_refused(self, ann: str) -> None:
+        block(ann)
+
+        answer = operator("view_ban").post(f"{PAGE}lift/", {"all": "1", "confirmed": "yes"})
+
+        assert answer.status_code == 403
+        assert QuotaOverride.objects.exists()
 
     def test_the_form_offers_the_rules_by_name(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"b": "9/m", "a": "9/m"}}

@@ -108,6 +108,9 @@ def test_an_exceptional_day_is_the_darkest() -> None:
         pytest.param((), "none", id="no checks"),
         pytest.param((5, 5, 5), "none 1-5", id="equal days"),
         pytest.param((1, 20, 300, 4000), "none 1 2-20 21-300 301 or more", id="four ranges"),
+        pytest.param((1, 1, 1, 2), "none 1 2 or more", id="an exceptional day just above"),
+        pytest.param((0, 0, 0, 1, 20, 300, 4000), "none 1 2-20 21-300 301 or more", id="days without checks"),
+        pytest.param((1_000, 2_000), "none 1-1,000 1,001 or more", id="thousands"),
     ],
 )
 def test_the_legend_names_the_range_of_each_shade(counts: tuple[int, ...], legend: str) -> None:
@@ -299,15 +302,22 @@ def test_refused_checks_stand_on_the_allowed_ones() -> None:
     ]
 
 
+def test_a_bar_is_drawn_to_a_part_of_a_pixel() -> None:
+    chart = bar_chart(days_of(2, Count(7), Count(50)))
+
+    top = chart["plot_top"]
+    assert chart["bars"][0][2] == [("allowed", round(top + PLOT_HEIGHT * 0.86, 2), round(PLOT_HEIGHT * 0.14, 2))]
+
+
 def test_one_refusal_among_thousands_is_visible_in_a_bar() -> None:
     assert bar_chart(days_of(1, Count(5_000_000, 1)))["bars"][0][2][1][2] == 1
 
 
 def test_a_bar_chart_says_what_it_shows() -> None:
-    chart = bar_chart(days_of(31, Count(1_200, 3), Count(1)))
+    chart = bar_chart(days_of(31, Count(1_200, 1_003), Count(1)))
 
     assert chart["title"] == "A bar for each day from Jan. 1, 2026 to Jan. 31, 2026"
-    assert chart["summary"] == "1,201 allowed and 3 refused."
+    assert chart["summary"] == "1,201 allowed and 1,003 refused."
 
 
 @pytest.mark.parametrize(
@@ -317,6 +327,10 @@ def test_a_bar_chart_says_what_it_shows() -> None:
 )
 def test_the_axis_of_many_days_names_months(count: int, named: list[str]) -> None:
     assert [tick.text.split()[0] for tick in bar_chart(days_of(count))["ticks"]] == named
+
+
+def test_the_axis_of_many_days_names_no_month_that_has_begun_before() -> None:
+    assert [tick.text for tick in bar_chart(days_of(102)[1:])["ticks"]] == ["Feb", "Mar", "Apr"]
 
 
 @pytest.mark.parametrize(
@@ -360,6 +374,18 @@ def test_a_minute_with_one_check_is_visible_in_a_sparkline() -> None:
     chart = sparkline([Minute(5_000, 0), Minute(1, 0)])
 
     assert [height for _x, _y, height in chart["allowed"]] == [SPARK_HEIGHT, 2]
+
+
+def test_a_minute_with_one_check_of_each_kind_shows_both_in_a_sparkline() -> None:
+    chart = sparkline([Minute(5_000, 0), Minute(1, 1)])
+
+    assert [chart["allowed"][1][2], chart["refused"][0][2]] == [1, 1]
+
+
+def test_a_minute_is_as_high_as_its_share_of_the_peak_rounded() -> None:
+    chart = sparkline([Minute(3, 0), Minute(2, 0), Minute(1, 0)])
+
+    assert [height for _x, _y, height in chart["allowed"]] == [SPARK_HEIGHT, 19, 9]
 
 
 def test_each_minute_of_a_sparkline_has_its_own_place() -> None:

@@ -120,6 +120,7 @@ def test_rows_of_all_days_are_newest_first(client: Client, query: str) -> None:
         pytest.param("?kind=user:&rule=search", ["1", "2", "1"], id="a kind in a rule, the newest first"),
         pytest.param("?kind=user:&day__year=2026", ["1", "2", "1"], id="a kind in a year, the newest first"),
         pytest.param("", ["1", "2", "1"], id="all, the newest first"),
+        pytest.param("?kind=nonsense", ["1", "2", "1"], id="no kind, the newest first"),
     ],
 )
 def test_rows_of_a_kind_are_by_subject_unless_a_time_or_a_rule_is_chosen(
@@ -181,6 +182,18 @@ def test_the_configured_rules_can_be_chosen(client: Client) -> None:
     assert [f"?rule={rule}" in page for rule in ("login", "search", "of-a-call")] == [True, True, False]
 
 
+@pytest.mark.usefixtures("four_rows")
+@pytest.mark.parametrize("chosen", ["of-a-call", "never counted"])
+def test_the_rule_that_is_chosen_is_one_of_those_to_choose(client: Client, chosen: str, settings: Any) -> None:
+    page = client.get(LIST, {"rule": chosen}).context["cl"]
+
+    (offered,) = [list(spec.choices(page)) for spec in page.filter_specs if spec.parameter_name == "rule"]
+    names = [choice["display"] for choice in offered]
+    assert [choice["display"] for choice in offered if choice["selected"]] == [chosen]
+    assert [names.count(name) for name in ("login", "search", "limited")] == [1, 1, 1]
+    assert names[1:] == sorted(names[1:])
+
+
 @pytest.fixture
 def search_bot(admin: Client, settings: Any) -> str:
     """The subject of a user whose name begins as a rule; it has a row, so have two addresses."""
@@ -231,6 +244,22 @@ def test_a_search_that_shows_all_subjects_does_not_say_so(admin: Client) -> None
     assert "only the first" not in admin.get(f"{LIST}?q=many").content.decode()
 
 
+def test_a_search_finds_a_subject_before_a_rule_of_the_same_name(admin: Client) -> None:
+    row("batch", "search")
+    row("user:1", "batch")
+
+    assert listed(admin, "?q=batch") == [("batch", "search")]
+
+
+def test_a_search_does_not_count_the_rows_beside_its_field(admin: Client) -> None:
+    for subject in ("user:1", "user:2"):
+        row(subject)
+
+    page = admin.get(f"{LIST}?q=user:1").content.decode()
+
+    assert re.findall(r"\d+ results?", page) == []
+
+
 def test_a_search_for_nothing_shows_all_rows(admin: Client) -> None:
     row("user:1")
 
@@ -266,6 +295,8 @@ def test_dates_to_choose_go_from_the_first_row_to_the_last(client: Client, query
         pytest.param("?day__year=2024&day__month=12", ["December 30", "December 31"], id="days between"),
         pytest.param("?day__year=2024&day__month=11", ["November 30"], id="a day before a later month"),
         pytest.param("?day__month=12", ["2024"], id="a month of no year"),
+        pytest.param("?day__month=12&day__day=30", ["2024"], id="a day of no year"),
+        pytest.param("?day__year=2024&day__day=30", ["November 2024", "December 2024"], id="a day of no month"),
     ],
 )
 def test_dates_to_choose_end_with_the_last_day_of_a_year(client: Client, query: str, choices: list[str]) -> None:
@@ -273,6 +304,17 @@ def test_dates_to_choose_end_with_the_last_day_of_a_year(client: Client, query: 
         row("user:1", day=day)
 
     assert date_choices(client, query) == choices
+
+
+@pytest.mark.parametrize("query", ["", "&day__month=11", "&day__month=11&day__day=30"], ids=["year", "month", "day"])
+def test_dates_to_choose_begin_with_a_capital(client: Client, query: str, settings: Any) -> None:
+    settings.LANGUAGE_CODE = "es"  # which writes months small
+    row("user:1", day=date(2024, 11, 30))
+
+    dates = client.get(f"{LIST}?day__year=2024{query}").context["cl"].date_choices()
+
+    titles = [choice["title"] for choice in dates["choices"]] + [dates["back"]["title"]]
+    assert [title for title in titles if title[0].islower()] == []
 
 
 @pytest.mark.parametrize(
@@ -304,6 +346,7 @@ def test_at_most_fifty_years_can_be_chosen(client: Client) -> None:
         pytest.param("", "?day__year=2024", id="a year"),
         pytest.param("?day__year=2024", "?day__month=2&day__year=2024", id="a month"),
         pytest.param("?day__year=2024&day__month=2", "?day__day=27&day__month=2&day__year=2024", id="a day"),
+        pytest.param("?rule=search&day__year=2024", "?day__month=2&day__year=2024&rule=search", id="a month of a rule"),
     ],
 )
 def test_a_date_leads_to_its_rows(client: Client, query: str, link: str) -> None:
@@ -329,29 +372,43 @@ def test_a_chosen_day_shows_its_rows(client: Client) -> None:
     ("query", "back"),
     [
         pytest.param("", None, id="all years"),
-        pytest.param("day__year=2024", "?", id="a year"),
-        pytest.param("day__year=2024&day__month=2", "?day__year=2024", id="a month"),
-        pytest.param("day__year=2024&day__month=2&day__day=27", "?day__month=2&day__year=2024", id="a day"),
+        pytest.param("day__year=2024", ("All dates", "?"), id="a year"),
+        pytest.param("day__year=2024&rule=search", ("All dates", "?rule=search"), id="a year of a rule"),
+        pytest.param("day__year=2024&day__month=2", ("2024", "?day__year=2024"), id="a month"),
+        pytest.param(
+            "day__year=2024&day__month=2&day__day=27",
+            ("February 2024", "?day__month=2&day__year=2024"),
+            id="a day",
+        ),
     ],
 )
-def test_dates_lead_back_to_a_longer_time(query: str, back: str | None, client: Client) -> None:
+def test_dates_lead_back_to_a_longer_time(query: str, back: tuple[str, str] | None, client: Client) -> None:
     row("user:1", day=date(2024, 2, 27))
     row("user:1", day=date(2026, 1, 2))
 
     dates = client.get(f"{LIST}?{query}").context["cl"].date_choices()
 
-    assert (dates["back"] and dates["back"]["link"]) == back
+    assert (dates["back"] and (dates["back"]["title"], dates["back"]["link"])) == back
 
 
 def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daily_counters, "MAX_LISTED", 10)
     rows = [DailyCounter(subject=f"user:{number}", rule="a", day=DAY) for number in range(11)]
     DailyCounter.objects.bulk_create(rows[:9])
+    words = "To see others, choose a day, a rule or a subject, or export all of them."
     assert "The list ends after 10 rows." not in client.get(LIST).content.decode()
     DailyCounter.objects.bulk_create(rows[9:])
     page = client.get(LIST)
     assert page.context["cl"].result_count == 10
-    assert "The list ends after 10 rows." in page.content.decode()
+    assert f"The list ends after 10 rows. {words}" in page.content.decode()
+
+
+def test_the_selected_rows_can_be_exported_and_no_more(client: Client) -> None:
+    row("user:1")
+
+    choices = client.get(LIST).context["action_form"].fields["action"].choices
+
+    assert [str(words) for name, words in choices if name] == ["Export selected daily counters as CSV"]
 
 
 def test_a_page_has_a_hundred_rows(client: Client) -> None:

@@ -375,13 +375,23 @@ def test_the_next_page_goes_on_with_older_events(client: Client) -> None:
     log(*[record(subject=f"org:{number}") for number in range(103)])
     first = client.get(PAGE, {"rule": "a"}).content.decode()
 
-    (older,) = re.findall(r'href="([^"]*before=[^"]*)"', first)
+    (older,) = re.findall(r'href="([^"]*before=[^"]*)" class="button">Older</a>', first)
     second = client.get(PAGE + older.replace("&amp;", "&")).content.decode()
 
     assert len(text_of(first)) == 100
     assert ">Newest</a>" not in first
     assert [line.split()[2] for line in text_of(second)] == ["org:2", "org:1", "org:0"]
-    assert 'href="?rule=a"' in second, "the newest again"
+    assert '<a href="?rule=a" class="button">Newest</a>' in second
+    assert ">Older</a>" not in second
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_page_after_the_last_event_leads_to_the_newest(client: Client) -> None:
+    page = client.get(PAGE, {"before": "1-0"}).content.decode()
+
+    assert "No event matches." in page
+    assert '<a href="?" class="button">Newest</a>' in page
+    assert "Download as CSV" not in page
 
 
 @pytest.mark.usefixtures("either_store")
@@ -569,3 +579,53 @@ def test_a_flood_links_to_its_events(client: Client, raw: redis.Redis) -> None:
     (link,) = re.findall(r'href="(/admin/django_quota/overview/events/\?[^"]*)"', page)
 
     assert len(shown(client, link.replace("&amp;", "&"))) == 6
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_flood_of_a_user_names_the_user_with_a_link_to_the_refusals(
+    client: Client, raw: redis.Redis, ann: User
+) -> None:
+    for number in range(6):
+        at(raw, START + number * SECOND, rule="api", subject=f"user:{ann.pk}")
+    at(raw, START + MINUTE, rule="api", subject="org:7")
+    page = client.get(OVERVIEW).content.decode()
+
+    (link,) = re.findall(r'href="(/admin/django_quota/overview/events/\?[^"]*)"', page)
+
+    assert f">ann (user:{ann.pk})</a>" in page
+    assert len(shown(client, link.replace("&amp;", "&"))) == 6
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    ("subjects", "line"),
+    [
+        pytest.param("user:{}", "a name too long to keep refused 6 users since 04:40:00 UTC", id="of many"),
+        pytest.param("user:7", "refused user:7 6 times since 04:40:00 UTC", id="of one"),
+        pytest.param(f"~{'0' * 64}", "refused a name too long to keep 6 times since 04:40:00 UTC", id="of a long name"),
+    ],
+)
+def test_a_flood_by_a_rule_with_a_name_too_long_to_keep_is_a_line(
+    client: Client, raw: redis.Redis, subjects: str, line: str
+) -> None:
+    for number in range(6):
+        at(raw, START + number * SECOND, rule=f"~{'0' * 64}", subject=subjects.format(number))
+
+    with freeze(START):
+        (found,) = feed(client)
+
+    assert found == f"04:40:05 {line}"
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("page", [PAGE, OVERVIEW], ids=["events", "overview"])
+def test_the_events_of_a_day_have_one_heading(client: Client, page: str) -> None:
+    for number, days in enumerate((0, 0, 1, 1)):
+        with freeze(START + days * 1_440 * MINUTE + number * SECOND):
+            check("0/m", f"org:{number}")
+
+    with freeze(START + 1_440 * MINUTE):
+        html = client.get(page).content.decode()
+
+    found = re.findall(r'<li class="quota-(?:day">([^<]*)|(event)")', html)
+    assert found == [("Nov. 22, 2025, UTC", ""), *[("", "event")] * 2, ("Nov. 21, 2025, UTC", ""), *[("", "event")] * 2]

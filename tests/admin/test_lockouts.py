@@ -116,6 +116,25 @@ def test_the_command_lifts_the_block(client: Client, own: str, rule: str) -> Non
     assert not QuotaOverride.objects.exists()
 
 
+@pytest.mark.parametrize(
+    ("ticks", "is_saved"),
+    [
+        pytest.param([], False, id="neither"),
+        pytest.param([LOCKOUT], False, id="that of a block of yourself"),
+        pytest.param(["_anyway"], False, id="that of no effect"),
+        pytest.param([LOCKOUT, "_anyway"], True, id="both"),
+    ],
+)
+def test_a_block_of_yourself_by_a_rule_that_there_is_not_needs_two_ticks(
+    client: Client, ticks: list[str], is_saved: bool
+) -> None:
+    fields = {"subject": f"ip:{MINE}", "rule": "serch", "mode": "blocked", **dict.fromkeys(ticks, "1")}
+
+    client.post(ADD, fields)
+
+    assert QuotaOverride.objects.exists() is is_saved
+
+
 def test_a_block_that_is_saved_again_as_it_is_needs_no_tick(client: Client) -> None:
     row = QuotaOverride.objects.create(subject="*", mode="blocked")
 
@@ -152,6 +171,12 @@ class TestButtonOfSubject:
         self.asked(client, me, **{LOCKOUT: "1"})
 
         assert QuotaOverride.objects.get().subject == me
+
+    @pytest.mark.parametrize("name", ["exempt", "reset"])
+    def test_what_blocks_nobody_needs_none(self, client: Client, me: str, name: str) -> None:
+        fields = {"subject": me, "on": "*", "confirmed": "yes", "span": "1d", "reason": ""}
+
+        assert client.post(ACTION.replace("block", name), fields).status_code == 302
 
     def test_others_are_blocked_without_a_tick(self, client: Client) -> None:
         self.asked(client, "user:4711")

@@ -26,9 +26,12 @@ ODD = [
 
 ACTIONS = tuple(f"subject/action/{name}/" for name in ("raise", "exempt", "block", "reset", "lift", "clear", "other"))
 PAGES = {
-    "overview/": "kind rule subject x",
+    "overview/": "kind rule subject page",
     "overview/content/": "kind",
+    "overview/events/": "kind rule path since until subject part before csv",
     "ban/": "subject rule p",
+    "ban/set/": "subject rule span until reason note",
+    "knownrule/": "name",
     "dailycounter/": "q p o e all rule kind day__year day__month day__day day__gte day__exact day subject "
     "subject__startswith _facets _to_field _popup",
     "dailycounter/export/": "q p o rule kind day__year day__month day__day day__gte",
@@ -37,6 +40,7 @@ PAGES = {
     "quotaoverride/": "q p o all rule state mode__exact _facets _popup e",
     "quotaoverride/add/": "subject rule mode rate starts expires _popup _changelist_filters",
     "quotaoverride/preview/": "subject",
+    "quotaoverride/rule/": "name",
     "quotaoverride/1/change/": "_changelist_filters _popup",
     "subject/": "subject q p",
     **dict.fromkeys(ACTIONS, "subject on"),
@@ -46,7 +50,9 @@ PAGES = {
 OVERRIDE = "subject rule mode rate starts_0 starts_1 expires_0 expires_1"
 FORMS = {
     **dict.fromkeys(("dailycounter/usage/", "subject/"), "find"),
+    "overview/events/": "find kind rule path since until",
     "ban/": "find rule",
+    "ban/set/": "subject rule span until reason note _locks_me_out",
     "ban/lift/": "subject rule bans ban all confirmed",
     "quotaoverride/add/": f"{OVERRIDE} reason _preview",
     **dict.fromkeys(("quotaoverride/preview/", "quotaoverride/preview/1/"), OVERRIDE),

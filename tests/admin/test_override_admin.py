@@ -145,12 +145,12 @@ class TestList:
         ("query", "finds"),
         [
             pytest.param({"state": "active"}, ["ip:2001:db8::/64", "user:42"], id="in force"),
-            pytest.param({"state": "pending"}, ["user:4"], id="not yet begun"),
+            pytest.param({"state": "pending"}, ["user:4", "user:5"], id="not yet begun"),
             pytest.param({"state": "ended"}, ["ip:198.51.100.0/24"], id="ended"),
-            pytest.param({"state": "permanent"}, ["user:42"], id="without an end"),
+            pytest.param({"state": "permanent"}, ["user:42", "user:5"], id="without an end"),
             pytest.param({"label": "crawlers"}, ["ip:198.51.100.0/24"], id="label"),
             pytest.param({"mode__exact": "blocked"}, ["user:42"], id="mode"),
-            pytest.param({"rule": "*"}, ["ip:198.51.100.0/24", "user:4", "user:42"], id="all rules"),
+            pytest.param({"rule": "*"}, ["ip:198.51.100.0/24", "user:4", "user:42", "user:5"], id="all rules"),
             pytest.param({"rule": "unknown"}, [], id="an unknown rule"),
         ],
     )
@@ -158,6 +158,19 @@ class TestList:
         self.four_rows()
 
         assert listed(superuser(), **query) == finds
+
+    @pytest.mark.parametrize(("bound", "state"), [("starts", "active"), ("expires", "ended")], ids=["start", "end"])
+    def test_at_its_bound_an_override_is_in_the_next_state(
+        self, bound: str, state: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client, now = superuser(), timezone.now()
+        row("user:7", **{bound: now})
+        monkeypatch.setattr(timezone, "now", lambda: now)
+
+        found = {each: listed(client, state=each) for each in ("active", "pending", "ended")}
+
+        assert {each for each, subjects in found.items() if subjects} == {state}
+        assert f">{state}<" in client.get(LIST).content.decode()
 
     @pytest.mark.parametrize(
         ("text", "finds"),
@@ -194,6 +207,7 @@ class TestList:
         now = timezone.now()
         row("user:4", starts=now + DAY, expires=now + 2 * DAY)
         row("user:42", mode="blocked", reason="an Import of theirs")
+        row("user:5", starts=now + DAY)
         row("ip:2001:db8::1", rule="search", expires=now + DAY)
         row("ip:198.51.100.0/24", expires=now - DAY, label="crawlers", reason="y" * 200)
 
@@ -401,6 +415,18 @@ class TestForm:
         assert f'have an override already: exempt <a href="{LIST}{first.pk}/change/">Change it</a>' in shown
         assert "__all__" not in shown
 
+    def test_a_change_to_the_subject_of_another_override_links_to_that(self) -> None:
+        first, changed = row("user:42", rule="search"), row("user:7", rule="search")
+
+        shown = superuser().post(f"{LIST}{changed.pk}/change/", filled()).content.decode()
+
+        assert re.findall('<a href="([^"]*)">Change it</a>', shown) == [f"{LIST}{first.pk}/change/"]
+
+    def test_a_rate_that_is_a_rule_is_saved_in_one_spelling(self) -> None:
+        add(superuser(), rule="20 per minute")
+
+        assert QuotaOverride.objects.get().rule == "20/m"
+
     def test_the_live_preview_names_fields_as_the_form_does(self) -> None:
         row(rule="search")
 
@@ -509,6 +535,21 @@ class TestPreview:
 
     def test_a_row_that_is_gone_has_none(self) -> None:
         assert superuser().post(f"{LIST}preview/9999/", filled()).status_code == 404
+
+    @pytest.mark.parametrize(
+        ("permission", "of_a_row", "status"),
+        [
+            pytest.param("add_quotaoverride", False, 200, id="a new one"),
+            pytest.param("add_quotaoverride", True, 403, id="a saved one by who may only add"),
+            pytest.param("change_quotaoverride", True, 200, id="a saved one"),
+            pytest.param("change_quotaoverride", False, 403, id="a new one by who may only change"),
+            pytest.param("view_quotaoverride", True, 403, id="a saved one by who may only view"),
+        ],
+    )
+    def test_it_needs_the_permission_to_save_the_override(self, permission: str, of_a_row: bool, status: int) -> None:
+        page = f"{LIST}preview/{row().pk}/" if of_a_row else f"{LIST}preview/"
+
+        assert operator(permission).post(page, filled()).status_code == status
 
     def test_a_form_with_errors_has_none(self) -> None:
         shown = add(superuser(), rate="many", _preview="1").content.decode()
@@ -638,6 +679,25 @@ class TestPreviewOfGroups:
     def test_everybody_is_a_group(self) -> None:
         assert "the next hits of 3 of them are refused" in preview(superuser(), subject="*", **self.BLOCK)
 
+    def test_it_leaves_out_subjects_that_the_rule_cannot_count(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"signup": {"rate": "2/h", "key": "ip"}}}
+        for subject in ("ip:198.51.100.1", "ip:198.51.100.2", "user:1"):
+            check("0/m", subject)
+
+        shown = preview(superuser(), subject="*", rule="signup", mode="blocked", rate="")
+
+        assert "2 of these subjects were refused today" in shown
+
+    def test_a_subject_that_stays_blocked_is_among_those_that_are_refused(self) -> None:
+        row("ip:198.51.100.1", rule="login", mode="blocked")
+
+        assert "the next hit of 1 of them is refused" in self.of_the_network()
+
+    def test_a_subject_that_two_rules_refuse_is_counted_once(self) -> None:
+        shown = preview(superuser(), subject="ip:198.51.100.0/24", rule="*", mode="blocked", rate="")
+
+        assert "the next hits of 2 of them are refused" in shown
+
     def test_it_says_that_the_store_knows_nobody_of_the_group(self) -> None:
         assert "The store knows none of these by name" in preview(superuser(), subject="org:*", **self.BLOCK)
 
@@ -692,6 +752,15 @@ class TestActions:
         assert "and 2 more" in shown
         assert "user:19" in shown
         assert "user:20" not in shown
+
+    def test_the_question_keeps_which_rows_are_selected(self) -> None:
+        row("user:1")
+        made = row("user:2")
+
+        shown = do(superuser(), "block_selected", [made], confirmed="", select_across="0").content.decode()
+
+        hidden = re.findall(r'<input type="hidden" name="(select_across|_selected_action)" value="(\w*)"', shown)
+        assert hidden == [("_selected_action", str(made.pk))]
 
     @pytest.mark.parametrize(("number", "words"), [(1, "1 override was changed."), (2, "2 overrides were changed.")])
     def test_it_says_how_many_were_changed(self, number: int, words: str) -> None:
@@ -1036,7 +1105,7 @@ class TestRulePage:
 
     @pytest.mark.usefixtures("memory_store")
     def test_a_refusal_by_another_rule_is_not_listed(self) -> None:
-        check("0/m", "org:1", name="other")
+        check("0/m", "org:1", name="closed-too")
         check("5/m", "org:2", 5, name="closed")  # it is near its limit
 
         assert re.findall("org:[12]", self.page(superuser(), "closed")) == []
@@ -1060,6 +1129,7 @@ class TestRulePage:
 
     def test_fifty_overrides_of_groups_are_listed(self) -> None:
         row("user:1", rule="search")
+        row("*", rule="search")
         QuotaOverride.objects.bulk_create(
             QuotaOverride(subject=f"kind{number}:*", rule="search", mode="exempt") for number in range(52)
         )
@@ -1068,6 +1138,21 @@ class TestRulePage:
 
         assert len(re.findall(r">kind\d+:\*</a>", shown)) == 50
         assert "and 2 more" in shown
+
+    @pytest.mark.usefixtures("memory_store")
+    def test_fifty_subjects_that_were_refused_are_listed(self) -> None:
+        for number in range(51):
+            check("0/m", f"org:{number}", name="closed")
+
+        assert self.page(superuser(), "closed").count('<td data-label="Time">') == 50
+
+    def test_a_value_with_a_slash_is_a_subject(self) -> None:
+        row("path:/a/", rule="search")
+
+        assert "1 subject has an override of its own." in self.words(superuser())
+
+    def test_a_rule_of_a_view_has_its_place(self) -> None:
+        assert "A view names this rule." in self.words(superuser(), "limited")
 
     def test_a_network_beside_a_name_is_a_subject(self) -> None:
         row("ip:2001:db8::/64+org:7", rule="search")

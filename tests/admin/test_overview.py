@@ -10,7 +10,7 @@ from unittest.mock import MagicMock, Mock
 import pytest
 import redis
 from django.contrib.auth import get_user_model
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.utils import timezone
 from redis.connection import AbstractConnection
 
@@ -21,12 +21,14 @@ from django_quota.admin.wording import local_moment, moment_in_words
 from django_quota.core.clock import DAY
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.system_operations import OTHER
+from django_quota.features.bans import ActiveBan
 from django_quota.features.events import EVENTS_A_PAGE, SEARCHED
 from django_quota.limiting.metrics import SLOT_TTL
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.operating.activity import (
     DayTotal,
+    Minute,
     RuleActivity,
     SlotUse,
     _rules,
@@ -38,6 +40,8 @@ from django_quota.operating.health import Health, _joined, health
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import QuotaKit, freeze
 from tests.admin.operators import operator
+from tests.admin.texts import lines_of
+from tests.support.databases import OwnReplicaLags
 from tests.support.events import event_fields
 from tests.support.steps import MINUTE, SECOND, START
 from tests.support.stores import caches, current_store
@@ -92,7 +96,7 @@ def test_rules_that_refused_as_many_are_in_the_order_of_their_checks(monkeypatch
     rules = [
         RuleActivity(OTHER, allowed=9_000, refused=900),
         RuleActivity("quiet", allowed=1, refused=2),
-        RuleActivity("busy", allowed=90, refused=2),
+        RuleActivity("traffic", allowed=90, refused=2),
         RuleActivity("strict", allowed=0, refused=3),
     ]
     with freeze(START):
@@ -100,7 +104,30 @@ def test_rules_that_refused_as_many_are_in_the_order_of_their_checks(monkeypatch
         monkeypatch.setattr(overview, "activity", lambda: found)
         figures = overview._figures(current_store())
 
-    assert [rule.rule for rule, _ in figures["rules"]] == ["strict", "busy", "quiet", None]
+    assert [rule.rule for rule, _ in figures["rules"]] == ["strict", "traffic", "quiet", None]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_it_has_a_line_for_what_has_no_name(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = [RuleActivity(DIGEST, allowed=1, minutes=[Minute(1, 0)]), RuleActivity(OTHER, allowed=9_000, refused=900)]
+    slots = [SlotUse("user:7", None, 1, 2)]
+    with freeze(START):
+        bans = [ActiveBan(None, None, START + MINUTE), ActiveBan("user:7", None, START + 2 * MINUTE)]
+        found = replace(activity(), rules=rules, slots=slots, bans=bans, banned=2)
+    monkeypatch.setattr(overview, "activity", lambda: found)
+
+    lines = lines_of(shown(client, CONTENT))
+
+    assert [line for line in lines if " | " in line] == [
+        "Rule | Per minute | Allowed | Refused | 03:41 Last hour 04:40",
+        "a name too long to keep | 0 | 1 | 0 | peak: 1",
+        "all others | | 9,000 | 900 |",
+        "Subject | Ends",
+        "a name too long to keep | in 60 seconds",
+        "user:7 [subject/?subject=user%3A7] | in 2 minutes",
+        "Slot | Held",
+        "\N{HORIZONTAL ELLIPSIS} user:7 [subject/?subject=user%3A7] | 1 of 2",
+    ]
 
 
 @pytest.mark.usefixtures("states_on_sqlite")
@@ -143,6 +170,65 @@ def test_it_begins_with_today_beside_yesterday(client: Client, the_clock_stands:
 )
 def test_it_says_that_a_part_is_empty(client: Client, words: str) -> None:
     assert words in shown(client)
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        pytest.param({"kind": "near"}, "No event matches.", id="a kind"),
+        pytest.param({"rule": "search"}, "No event matches.", id="a rule"),
+        pytest.param({"subject": "user:7"}, "No event matches.", id="a subject"),
+        pytest.param({"kind": "typo", "rule": " "}, "Nothing has been refused.", id="nothing that is known"),
+    ],
+)
+def test_it_says_whether_a_filter_hides_all_events(client: Client, wanted: dict[str, str], words: str) -> None:
+    found = re.findall(r'<p class="quota-none">(N[^<]*(?:matches|refused)\.)</p>', shown(client, CONTENT, **wanted))
+
+    assert found == [words]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_flood_hides_no_event_before_it(client: Client) -> None:
+    check("0/m", "org:7", name="calm")
+    for number in range(overview.EVENTS_SHOWN + 10):
+        check("0/m", f"user:{number}", name="flood")
+
+    page = shown(client, CONTENT)
+
+    assert f">refused {overview.EVENTS_SHOWN + 10} users since" in page
+    assert "by calm:" in page
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    "events", [pytest.param(1_000, id="by an event alone"), pytest.param(0, id="by the list of the refused alone")]
+)
+def test_a_user_is_named_wherever_the_page_has_them(database: Any, settings: Any, events: int) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EVENTS": events}
+    ann = get_user_model().objects.create_user("ann")
+    check("5/m", ann, 5, name="near") if events else check("0/m", ann, name="closed")
+
+    page = shown(operator("view_overview", "auth.view_user"), CONTENT)
+
+    assert page.count(f">ann (user:{ann.pk})</span>") == 1
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_an_event_names_the_user_who_sent_its_request(database: Any) -> None:
+    request = RequestFactory().get("/a/", REMOTE_ADDR="192.0.2.1")
+    request.user = get_user_model().objects.create_user("ann")
+    check("0/m", request, name="closed")
+
+    page = shown(operator("view_overview", "auth.view_user"), CONTENT)
+
+    assert '<span class="quota-sender">ann GET /a/</span>' in page
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("page", [PAGE, f"{PAGE}events/"], ids=["overview", "events"])
+def test_the_kind_that_is_shown_is_chosen_in_the_filter(client: Client, page: str) -> None:
+    assert re.findall(r'<option value="(\w*)" selected>', shown(client, page, kind="near")) == ["near"]
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -189,6 +275,44 @@ def test_it_warns_of_overrides_that_cannot_be_read_beside_the_risks_of_redis(
 
     assert "This Redis is a replica." in page
     assert "The overrides cannot be read from the database." in page
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_it_warns_of_the_database_of_rules_beside_the_risks_of_redis(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = Mock()
+    silent.store.database.ping.side_effect = StoreUnavailable("it is gone")
+    monkeypatch.setattr(overview, "counting_stores", lambda: [Mock(), silent])
+    monkeypatch.setattr(overview, "health", lambda *_: Health(0.1, role="slave"))
+
+    words = re.findall(r"<strong>Warning:</strong> (.*?)</p>", shown(client, CONTENT))
+
+    assert words == [
+        "This Redis is a replica. It accepts no writes, so nothing is counted.",
+        (
+            "The database of rules with store=&quot;database&quot; does not answer: The quota store is unavailable: "
+            "it is gone"
+        ),
+    ]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_it_says_why_no_events_arrive(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "health", lambda *_: Health(0.1, refuses="OOM"))
+
+    page = shown(client, CONTENT)
+
+    assert "The store accepts no changes, so no events arrive." in page
+    assert "Nothing has been refused." not in page
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_it_knows_the_last_rolled_up_day_though_a_replica_lags(client: Client, settings: Any) -> None:
+    DailyCounter.objects.create(subject="user:1", rule="api", day=date(2026, 3, 15))
+    settings.DATABASE_ROUTERS = [OwnReplicaLags()]
+
+    assert "<dt>Rolled up to</dt><dd>March 15, 2026</dd>" in shown(client, CONTENT)
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -288,6 +412,10 @@ class TestOnRedis:
 
         assert f'data-content-url="{CONTENT}?rule=nobody"' in page
         assert 'data-refresh-interval="5"' in page  # seconds
+
+    @pytest.mark.parametrize("name", ["page", "site", "self"])
+    def test_a_parameter_of_any_name_is_kept_when_an_open_page_refreshes(self, client: Client, name: str) -> None:
+        assert f'data-content-url="{CONTENT}?{name}=2"' in shown(client, f"{PAGE}?{name}=2")
 
     def test_the_content_view_has_only_the_part_that_changes(self, client: Client) -> None:
         content = shown(client, CONTENT)
@@ -421,6 +549,15 @@ class TestOnRedis:
         assert "Nothing has been refused" not in page
 
     @pytest.mark.usefixtures("no_redis")
+    def test_it_warns_of_overrides_that_cannot_be_read_though_the_store_does_not_answer_either(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(overview, "overrides", Mock(problem="too many clients"))
+
+        words = "The overrides cannot be read from the database. Those that were read last hold: too many clients"
+        assert f"<strong>Warning:</strong> {words}</p>" in shown(client)
+
+    @pytest.mark.usefixtures("no_redis")
     def test_it_does_not_call_a_site_unlimited_that_fails_closed(self, client: Client, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
 
@@ -433,12 +570,12 @@ class TestOnRedis:
                 "ping",
                 [
                     "The store answers, but does not permit what this page reads.",
-                    "docs/going_live.md",
+                    "docs/going_live.md lists the commands that the Redis user of the admin needs.",
                     "&#x27;ping&#x27;",  # what it lacks
                 ],
                 id="ping",
             ),
-            pytest.param("xrevrange", ["does not permit this page to read events"], id="xrevrange"),
+            pytest.param("xrevrange", ["The store does not permit this page to read events."], id="xrevrange"),
         ],
     )
     def test_it_reports_a_missing_redis_permission(
@@ -816,6 +953,34 @@ FULL = (
                 )
             ],
             id="it evicts keys",
+        ),
+        pytest.param(
+            {"used": 10_240, "most": 10_240, "refuses": "OOM", "role": "slave", "policy": "allkeys-lru"},
+            [
+                FULL,
+                "This Redis is a replica. It accepts no writes, so nothing is counted.",
+                (
+                    "Redis drops keys when its memory is full (maxmemory-policy allkeys-lru). Limits may be forgotten "
+                    "then."
+                ),
+            ],
+            id="full, a replica, and it evicts keys",
+        ),
+        pytest.param(
+            {"used": 9_216, "most": 10_240, "refuses": "NOREPLICAS"},
+            [
+                (
+                    "Redis accepts no changes, so nothing is counted. Rules follow their on_unavailable setting. Redis "
+                    "says: NOREPLICAS"
+                ),
+                "The memory of Redis is nearly full.",
+            ],
+            id="nearly full, and it refuses changes",
+        ),
+        pytest.param(
+            {"refuses": "OOM"},
+            [FULL.replace("10.0\xa0KB", "0\xa0bytes")],
+            id="full, and nobody knows of how much",
         ),
         pytest.param(
             {"silent": ["a:1", "b:2"], "parts": [Health(0.1)]},

@@ -71,7 +71,10 @@ def test_a_search_that_finds_several_users_offers_each(client: Client) -> None:
         User.objects.create_user(name, "same@example.org", pk=pk)
     User.objects.filter(pk=8).update(first_name="Robert", last_name="Roe")
 
-    assert said(client, "subject/", find="same@example.org") == [
+    html = html_of(client, "subject/", find="same@example.org")
+
+    assert "<title>Who do you mean? |" in html
+    assert lines_of(html) == [
         "Several users have this name.",
         "user:7 [subject/?subject=user%3A7] ann",
         "user:8 [subject/?subject=user%3A8] bob (Robert Roe)",
@@ -662,6 +665,43 @@ def test_a_preview_of_a_group_shows_the_tiers_of_each_subject(client: Client, se
     ]
 
 
+def test_the_question_about_one_override_is_in_the_singular(client: Client) -> None:
+    override("user:7", "login", "exempt", starts=BEGIN, expires=END, pk=71)
+
+    lines = said(client, "quotaoverride/", action="expire_selected", _selected_action="71")
+
+    assert lines[1] == "1 override is selected: 1 active, 0 not yet begun, 0 ended."
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        pytest.param(30, [], id="as many as are shown"),
+        pytest.param(31, ["And 1 more row."], id="one more"),
+        pytest.param(32, ["And 2 more rows."], id="two more"),
+    ],
+)
+def test_a_preview_says_how_many_changes_it_leaves_out(
+    client: Client, settings: Any, number: int, words: list[str]
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {f"rule{each}": "9/m" for each in range(number)}}
+
+    lines = said(client, PREVIEW, subject="ip:192.0.2.1", rule="*", mode="blocked")
+
+    assert [line for line in lines if "more row" in line] == words
+
+
+def test_a_preview_counts_the_limits_that_stay_as_they_are(client: Client) -> None:
+    for rule in ("api", "login"):
+        override("ip:192.0.2.1", rule, "rate", rate="7/m")
+
+    assert said(client, PREVIEW, subject="ip:192.0.2.1", rule="*", mode="rate", rate="50/m")[2:] == [
+        "2 limits stay as they are",
+        "api: Nothing changes, since this rule has an override of its own.",
+        "login: Nothing changes, since this rule has an override of its own.",
+    ]
+
+
 def test_a_preview_says_why_a_rule_cannot_be_read(client: Client, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"broken": {"rate": "often"}}}
 
@@ -874,6 +914,19 @@ def test_the_page_of_a_subject_does_not_say_that_no_rule_counts_it_where_one_can
     assert below_search(said(client, "subject/?subject=org:7"))[:2] == [
         "{subject=org:7} Right now",
         "No limit on this page refuses the next hit.",
+    ]
+
+
+def test_the_page_of_a_subject_counts_the_rules_that_are_folded(client: Client, settings: Any) -> None:
+    rules = {"a": "9/m", "b": "9/m", "c": {**API}, "d": {**API}, "e": {"rate": "often"}, "f": {"rate": "never"}}
+    settings.QUOTA = {**settings.QUOTA, "RULES": rules}
+
+    lines = said(client, "subject/?subject=user:7")
+
+    assert [line for line in lines if "rules" in line and line[0].isdigit()] == [
+        "2 unused rules",
+        "2 rules that cannot be read",
+        "2 rules that count others",
     ]
 
 
@@ -1905,6 +1958,13 @@ def saved(database: Any, rules: None, settings: Any) -> None:
 )
 def test_a_page_shows_what_was_saved_though_a_replica_lags(client: Client, url: str, words: str) -> None:
     assert words in " ".join(said(client, url))
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_second_override_is_an_error_though_a_replica_lags(client: Client) -> None:
+    lines = said(client, "quotaoverride/add/", subject="user:8", rule="*", mode="exempt", _anyway="1")
+
+    assert "This subject and rule have an override already: blocked" in " ".join(lines)
 
 
 @pytest.mark.usefixtures("saved")

@@ -21,9 +21,10 @@ def client(database: dict[str, Any], memory_store: None, the_clock_stands: Quota
     return superuser()
 
 
+TITLE = "These asked no store, since a process had taken units ahead."
 PAGES = {
-    "the overview": ("overview/", "<code>prefetch</code>: 5</span>"),
-    "the page of the rule": ("quotaoverride/rule/?name=hot", "<code>prefetch</code>: 5</span>"),
+    "the overview": ("overview/", f'title="{TITLE}"><code>prefetch</code>: 5</span>'),
+    "the page of the rule": ("quotaoverride/rule/?name=hot", f'title="{TITLE}"><code>prefetch</code>: 5</span>'),
     "the page of a subject": (f"subject/?subject={SUBJECT}", "24 of 1,000 used, 976 left (16 taken ahead)"),
 }
 

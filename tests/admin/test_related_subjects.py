@@ -33,6 +33,10 @@ def subjects_of(user: Any) -> list[str]:
     return [Subject("org", 7)]
 
 
+def owner_of(user: Any) -> list[str]:
+    return ["user:43"]
+
+
 def failing(user: Any) -> list[str]:
     raise LookupError("no such account")
 
@@ -50,6 +54,10 @@ LINE = f"units counts by {__name__}.organization."
 def ann(database: Any, settings: Any) -> User:
     settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": RULES}
     return User.objects.create_user("ann", pk=42)
+
+
+def plan(request: HttpRequest) -> str:
+    return "free"
 
 
 @pytest.fixture
@@ -171,6 +179,22 @@ class TestRelated:
         check("units", ORGANIZATION)
 
         assert "org:7 : not refused now" in words_of(verdict(page(superuser())))
+
+    def test_a_related_user_is_named(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RELATED": f"{__name__}.owner_of"}
+        User.objects.create_user("bob", pk=43)
+
+        assert "bob (user:43) : not refused now" in words_of(verdict(page(superuser())))
+
+    def test_the_verdict_says_that_the_organization_is_refused_in_some_tiers(self, settings: Any) -> None:
+        tiers = {**UNITS, "rate": {"free": "0/h", "pro": "9/h"}, "tier": plan}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, "units": tiers}}
+        DailyCounter.objects.create(subject="org:9", rule="units", day="2026-11-01", allowed=1)  # so it counts no user
+
+        shown = page(superuser())
+
+        assert "org:7 : refused in some tiers" in words_of(verdict(shown))
+        assert "quota-answer-yes" not in shown
 
     def test_the_figures_of_the_organization_have_buttons_of_its_own(self) -> None:
         check("units", ORGANIZATION, 2)

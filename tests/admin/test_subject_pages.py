@@ -229,6 +229,7 @@ class TestSearch:
 
         shown = page(operator("view_subject"), text)
 
+        assert "You may not see users, so no name is looked up. No request has the subject" in shown
         assert "user:&lt;key&gt;" in shown
         assert f"user:{user.pk}" not in shown
 
@@ -385,6 +386,8 @@ class TestPage:
             pytest.param(["reset_subject"], {"reset"}, id="to reset"),
             pytest.param(["lift_ban"], {"lift"}, id="to lift bans"),
             pytest.param(["delete_quotaoverride"], {"clear"}, id="to delete overrides"),
+            pytest.param(["add_quotaoverride"], set(), id="to add overrides alone"),
+            pytest.param(["change_quotaoverride"], set(), id="to change overrides alone"),
             pytest.param(
                 ["add_quotaoverride", "change_quotaoverride"], {"raise", "exempt", "block"}, id="to set overrides"
             ),
@@ -408,6 +411,25 @@ class TestPage:
 
         found = re.findall(r'<time datetime="([^"]*)"', shown)
         assert found == ["2025-11-21", "2025-11-20", "2025-11-19"]
+
+    def test_a_refusal_names_the_user_who_sent_the_request(self) -> None:
+        request = RequestFactory().get("/a/", REMOTE_ADDR="192.0.2.1")
+        request.user = User.objects.create_user("ann", pk=42)
+        check("0/m", request, key="ip", name="closed")
+
+        assert '<td data-label="Request">ann GET /a/</td>' in page(superuser(), "ip:192.0.2.1")
+
+    def test_each_ban_has_the_reason_of_its_own_event(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"login": LOGIN, "other": LOGIN}}
+        ban("login", SUBJECT, "10m", reason="fast")
+        ban("other", SUBJECT, "20m", reason="slow")
+
+        shown = page(superuser()).split("<h2>Bans</h2>")[1].split("</section>")[0]
+
+        assert re.findall(r'<th scope="row">(\w+)</th>.*?First ban: (\w+)', shown, re.DOTALL) == [
+            ("login", "fast"),
+            ("other", "slow"),
+        ]
 
     def test_a_name_is_escaped(self) -> None:
         User.objects.create_user("ann<b>", pk=42)
@@ -434,8 +456,15 @@ class TestLongerSubjects:
     def test_the_page_of_one_part_leads_to_the_whole(self) -> None:
         shown = verdict(page(superuser(), "ip:203.0.113.9"))
 
-        assert "Counted together with others" in shown
+        assert "Counted together with others, and refused recently or now:" in shown
         assert ": refused by login until" in shown
+
+    def test_the_page_of_one_part_says_why_the_whole_is_refused(self) -> None:
+        override(self.WHOLE, rule="login")
+
+        shown = verdict(page(superuser(), "ip:203.0.113.9"))
+
+        assert ": refused by login for good (blocked by an override)" in shown
 
     def test_the_page_of_the_whole_is_refused_by_itself(self) -> None:
         shown = verdict(page(superuser(), self.WHOLE))
@@ -467,7 +496,8 @@ class TestFailedLogins:
     def test_the_page_of_a_user_gives_no_all_clear(self) -> None:
         shown = page(superuser())
 
-        assert "Other rules count it together with more." in verdict(shown)
+        words = "No limit that counts this subject alone refuses the next hit. Other rules count it together with more."
+        assert words in verdict(shown)
         assert "quota-answer-yes" not in shown
 
     def test_failed_logins_at_an_address_are_listed_by_the_name_of_the_user(self) -> None:
@@ -665,6 +695,24 @@ class TestVerdict:
 
         assert "api (if its tier is free), 0/h: 0 of 0 used" in first
         assert "Refused by" not in first
+
+    def test_a_rule_that_refuses_in_each_tier_refuses_though_the_tier_is_unknown(self, settings: Any) -> None:
+        rule = {"rate": {"free": "0/h", "pro": "0/d"}, "tier": tier, "key": "user"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": rule}}
+
+        first = verdict(page(superuser()))
+
+        assert "Refused by api for good." in first
+        assert "if its tier is" not in first
+
+    @pytest.mark.usefixtures("closed_tier")
+    def test_the_tier_of_the_last_request_is_explained(self) -> None:
+        titles = [re.findall(r'<strong title="([^"]*)">(\w+):', page(superuser()))]
+        check_as_user("api")
+
+        titles += [re.findall(r'<strong title="([^"]*)">(\w+):', page(superuser("other")))]
+
+        assert titles == [[], [("its tier at the last request", "free")]]
 
     @pytest.mark.usefixtures("closed_tier")
     def test_once_the_tier_is_known_it_refuses(self) -> None:
@@ -1040,6 +1088,16 @@ class TestActions:
         assert act(superuser(), "reset", on).status_code in (200, 302)
         assert peek("search", SUBJECT).remaining == 9
 
+    @pytest.mark.parametrize("name", ["block", "clear"])
+    def test_a_link_does_nothing(self, name: str) -> None:
+        override(rule="login", mode="exempt")
+        query = {"subject": SUBJECT, "on": "login", "confirmed": "yes", "span": "1d", "reason": "spam"}
+
+        answer = superuser().get(f"{PAGE}action/{name}/", query)
+
+        assert answer.status_code == 200
+        assert QuotaOverride.objects.get().mode == "exempt"
+
     def test_a_null_character_in_the_name_of_a_rule_is_left_out(self) -> None:
         act(superuser(), "block", "sea\0rch")
 
@@ -1202,6 +1260,23 @@ class TestActions:
 
         assert LogEntry.objects.get().change_message == words
         assert messages_of(answer) == [("success", words.partition(": ")[2])]
+
+    @pytest.mark.parametrize(
+        ("name", "given", "words"),
+        [
+            pytest.param("exempt", {"reason": ""}, "Exempt: login exempt, until it is cleared", id="neither"),
+            pytest.param(
+                "block", {"note": "see 7"}, "Block: login blocked, until it is cleared (spam). see 7", id="both"
+            ),
+            pytest.param("block", {}, "Block: login blocked, until it is cleared (spam)", id="a reason"),
+        ],
+    )
+    def test_the_log_has_the_reason_and_the_note_that_were_given(
+        self, name: str, given: dict[str, str], words: str
+    ) -> None:
+        act(superuser(), name, "login", span="", **given)
+
+        assert LogEntry.objects.get().change_message == words
 
     @pytest.mark.parametrize(("seconds", "is_right"), [(0, False), (60, True)], ids=["now", "a minute later"])
     def test_an_end_is_in_the_future(self, seconds: int, is_right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1407,6 +1482,17 @@ class TestRaising:
 
         assert re.search(r">x2: a \(10/m\), b \(10/m\), c \(10/m\) and \d more<", shown)
 
+    def test_a_rule_that_admits_nothing_by_one_of_its_limits_is_raised(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"half": "5/m; 0/h"}}
+
+        assert ">x2: 10/m; 0/h<" in ask(superuser(), "raise", "half").content.decode()
+
+    def test_the_log_of_a_raise_of_each_rule_ends_with_the_reason(self) -> None:
+        act(superuser(), "raise", "search", span="")
+
+        words = "Raise for a day: search x2, until it is cleared (spam)"
+        assert LogEntry.objects.get().change_message == words
+
     def test_the_question_says_that_a_raise_is_not_possible(self) -> None:
         override(rule="search")
 
@@ -1497,6 +1583,7 @@ class TestRaising:
         "values",
         [
             pytest.param({"rate": "x2"}, id="an earlier raise"),
+            pytest.param({"rate": "x2", "starts": datetime(2025, 11, 1, tzinfo=UTC)}, id="a raise since a moment"),
             pytest.param({"rate": "40/m", "expires": timezone.now()}, id="one that has ended"),
         ],
     )

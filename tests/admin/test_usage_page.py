@@ -16,7 +16,8 @@ from django.contrib.admin import site as default_site
 from django.contrib.auth.models import User
 from django.db import connection
 from django.http import QueryDict
-from django.test import Client
+from django.template.loader import render_to_string
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
@@ -122,6 +123,21 @@ def test_what_the_memory_store_has_is_moved_too(admin: Client) -> None:
     assert dict(reply.context["totals"])["Today"] == (2, 1, 2)
 
 
+@pytest.mark.usefixtures("database")
+def test_what_a_rule_counts_in_the_database_is_moved_beside_what_the_store_has(
+    admin: Client, settings: Any, states_on_sqlite: str
+) -> None:
+    rules = {"kept": {"rate": "9/d", "store": "database", "daily": True}}
+    settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "DATABASE": states_on_sqlite, "RULES": rules}
+    with freeze(NOON):
+        check("kept", "user:77")
+        check("9/h", "user:77", 2, name="few", daily=True)
+
+        found = [of_day(admin, "user:77", TODAY, rule) for rule in ("kept", "few", "")]
+
+    assert found == [(1, 0, 1), (1, 0, 2), (2, 0, 3)]
+
+
 NO_REDIS = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 
 
@@ -131,6 +147,16 @@ def test_rows_are_shown_where_redis_does_not_answer(admin: Client, settings: Any
     reply = page(admin, subject="user:1")
     assert "The store does not answer" in reply.content.decode()
     assert "1,234" in reply.content.decode()
+
+
+def test_rows_are_shown_where_the_settings_name_no_store_that_there_can_be(admin: Client, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "REDIS": "nowhere"}
+    row("user:1", allowed=1234)
+
+    html = page(admin, subject="user:1").content.decode()
+
+    assert "The store does not answer" in html
+    assert "1,234" in html
 
 
 @pytest.mark.parametrize("answers", [True, False], ids=["it answers", "it does not answer"])
@@ -167,6 +193,7 @@ class TestPage:
         ("year", "more"),
         [
             pytest.param("2024", {"2024": 4000}, id="another year"),
+            pytest.param("2028", {"2028": 0}, id="a year to come"),
             *(pytest.param(each, {}, id=f"no year: {each}") for each in ("0", "99999", "٢٠٢٦")),
         ],
     )
@@ -217,15 +244,44 @@ class TestPage:
         days = page(admin, subject="user:1", days="year", year=year).context["days"]
         assert [day for day, _ in days] == [last, date(int(year), 1, 1)]
 
+    @pytest.mark.parametrize("year", ["2026", "2024"], ids=["its year", "another year is shown"])
     @pytest.mark.parametrize(
         ("ahead", "is_counted"), [(1, True), (2, False)], ids=["tomorrow", "the day after tomorrow"]
     )
-    def test_the_clock_of_the_store_may_be_a_day_ahead(self, admin: Client, ahead: int, is_counted: bool) -> None:
+    def test_the_clock_of_the_store_may_be_a_day_ahead(
+        self, admin: Client, ahead: int, is_counted: bool, year: str
+    ) -> None:
         row("user:1", TODAY + timedelta(days=ahead), 7)
 
-        totals = dict(page(admin, subject="user:1").context["totals"])
+        totals = dict(page(admin, subject="user:1", year=year).context["totals"])
 
-        assert {title: counts.allowed for title, counts in totals.items()} == dict.fromkeys(totals, 7 * is_counted)
+        found = [totals[title].allowed for title in ("This year", "This month", "Today")]
+        assert found == [7 * is_counted] * 3
+
+    @pytest.mark.parametrize(
+        ("moment", "days", "total"),
+        [
+            pytest.param(datetime(2026, 12, 1, tzinfo=UTC), "30", {"This year": 7, "This month": 0}, id="this year"),
+            pytest.param(datetime(2027, 1, 2, tzinfo=UTC), "90", {"This year": 0, "This month": 0}, id="in January"),
+        ],
+    )
+    def test_totals_are_those_of_this_year_though_another_is_shown(
+        self, admin: Client, moment: datetime, days: str, total: dict[str, int]
+    ) -> None:
+        row("user:1", date(2026, 2, 1), 7)
+
+        with freeze(moment):
+            totals = dict(admin.get(USAGE, {"subject": "user:1", "year": "2024", "days": days}).context["totals"])
+
+        assert {title: totals[title].allowed for title in total} == total
+
+    def test_the_last_days_reach_into_the_year_before(self, admin: Client) -> None:
+        row("user:1", date(2026, 12, 20), 7)
+
+        with freeze(datetime(2027, 1, 2, tzinfo=UTC)):
+            days = admin.get(USAGE, {"subject": "user:1"}).context["days"]
+
+        assert days == [(date(2026, 12, 20), (7, 0, 7))]
 
     def test_the_heat_map_has_a_day_of_a_store_that_is_ahead(self, admin: Client) -> None:
         row("user:1", TODAY + timedelta(days=1), 7)
@@ -255,13 +311,14 @@ class TestPage:
         assert sum(element.get("class") == "column" for element in bars.iter()) == number
 
     def test_the_busiest_rules_come_first_by_name(self, admin: Client) -> None:
-        for number, (rule, allowed) in enumerate((("b", 5), ("a", 5), ("most", 9), ("few", 1))):
-            row("user:1", TODAY - timedelta(days=9 - number), allowed, rule=rule)
+        counts = (("b", 5, 1), ("a", 6, 0), ("most", 1, 8), ("few", 1, 0))
+        for number, (rule, allowed, refused) in enumerate(counts):
+            row("user:1", TODAY - timedelta(days=9 - number), allowed, refused, rule)
         row("user:1", date(2025, 3, 1), 100, rule="of the year before")
 
         rules = page(admin, subject="user:1").context["rules"]
 
-        assert [(rule, count.allowed) for rule, count in rules] == [("most", 9), ("a", 5), ("b", 5), ("few", 1)]
+        assert [(rule, count.allowed) for rule, count in rules] == [("most", 1), ("a", 6), ("b", 5), ("few", 1)]
 
     def test_a_hundred_rules_are_listed(self, admin: Client) -> None:
         DailyCounter.objects.bulk_create(
@@ -333,6 +390,14 @@ class TestPage:
 
         assert len(charts(html)) == 1
         assert "No checks on these days." in html
+
+    def test_a_year_that_has_units_alone_has_no_chart(self, admin: Client) -> None:
+        DailyCounter.objects.create(subject="user:1", rule="search", day=TODAY, units=7)
+
+        html = page(admin, subject="user:1").content.decode()
+
+        assert charts(html) == []
+        assert "No checks in this year." in html
 
     def test_a_year_without_checks_has_no_chart(self, admin: Client) -> None:
         row("user:1", TODAY)
@@ -468,7 +533,7 @@ def test_a_year_is_read_if_there_can_be_counts_of_it(year: str, is_read: bool) -
 def test_the_csv_file_has_the_days_of_one_rule_in_order(admin: Client) -> None:
     for day in (date(2025, 5, 2), date(2025, 5, 1), date(2024, 12, 31), date(2026, 1, 1)):
         row("user:1", day, rule="a")
-        row("user:1", day, 100, rule="b")
+        row("user:1", day, 100, rule="a-b")
 
     reply: Any = admin.get(f"{USAGE}csv/", {"subject": "user:1", "rule": "a", "year": "2025"})
 
@@ -524,6 +589,29 @@ def test_the_page_of_a_user_has_the_links_that_staff_may_follow(permissions: lis
         *((f"{url}{ann.pk}", {LIMITS_OF_USER: "Quota", USAGE_OF_USER: "Usage"}[url]) for url in links),
         (f"/admin/auth/user/{ann.pk}/history/", "History"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "links"),
+    [
+        pytest.param(Member, [f"{LIMITS_OF_USER}7", f"{USAGE_OF_USER}7"], id="a model of the site"),
+        pytest.param(User, [], id="Django's own, which has them from its template"),
+    ],
+)
+def test_the_template_of_the_mixin_adds_the_links_after_djangos_own(
+    model: type[User], links: list[str], settings: Any
+) -> None:
+    base = "{% block object-tools-items %}History{% endblock %}"
+    own = ("django.template.loaders.locmem.Loader", {"admin/change_form.html": base})
+    options = {**settings.TEMPLATES[0]["OPTIONS"], "loaders": [own, "django.template.loaders.app_directories.Loader"]}
+    settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False, "OPTIONS": options}]
+    request = RequestFactory().get("/")
+    request.user = User(is_active=True, is_superuser=True)
+
+    html = render_to_string(UsageLinks.change_form_template, {"original": User(pk=7), "opts": model._meta}, request)
+
+    assert html.strip().startswith("History")
+    assert re.findall('<li><a href="([^"]*)">', html) == links
 
 
 @pytest.mark.thorough("slow")

@@ -605,6 +605,55 @@ def test_the_overview_shows_the_figures_of_a_redis(client: Client, monkeypatch: 
     ]
 
 
+NOT_ROLLED_UP = "Rolled up to never; run quota_rollup"
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        pytest.param(Health(0.001), ["Answers in 1.00 ms", NOT_ROLLED_UP], id="nothing more is known"),
+        pytest.param(
+            Health(0.02, "8.2.1", role="slave", uptime=0, used=2_048, most=0, keys=0, events=0),
+            [
+                "Answers in 20.00 ms",
+                "Redis 8.2.1, a replica",
+                "Up for 1 second",
+                "Memory 2.0 KB (no limit)",
+                "Keys 0",
+                "Events kept 0",
+                NOT_ROLLED_UP,
+            ],
+            id="a replica without a limit of memory",
+        ),
+        pytest.param(
+            Health(
+                0.001,
+                used=3_072,
+                most=8_192,
+                parts=[Health(0.001, used=1_024, most=4_096), Health(0.001, used=2_048, most=4_096)],
+                silent=["127.0.0.1:7002"],
+            ),
+            ["Answers in 1.00 ms", "Memory 3.0 KB of 8.0 KB", "Servers 3", "Memory of the fullest 50 %", NOT_ROLLED_UP],
+            id="a Cluster",
+        ),
+        pytest.param(
+            Health(0.001, parts=[Health(0.001, used=9, most=0), Health(0.001)]),
+            ["Answers in 1.00 ms", "Servers 2", NOT_ROLLED_UP],
+            id="a Cluster without a limit of memory",
+        ),
+    ],
+)
+def test_the_overview_shows_what_is_known_of_a_redis(
+    client: Client, monkeypatch: pytest.MonkeyPatch, found: Health, lines: list[str]
+) -> None:
+    monkeypatch.setattr(overview, "health", lambda *_: found)
+
+    shown = said(client, "overview/content/")
+
+    assert shown[len(shown) - shown[::-1].index("The store") :] == lines
+
+
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize(
     "page",

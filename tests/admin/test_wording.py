@@ -142,6 +142,8 @@ def test_a_part_of_a_second_makes_a_duration_a_second_longer() -> None:
         pytest.param(0, "1 second", id="nothing"),
         pytest.param(0.2, "1 second", id="a part of a second"),
         pytest.param(1.2, "2 seconds", id="more than a second"),
+        pytest.param(119.5, "2 minutes", id="almost two minutes"),
+        pytest.param(7_199.5, "2 hours", id="almost two hours"),
     ],
 )
 def test_a_wait_is_rounded_up_to_at_least_a_second(seconds: float, words: str) -> None:
@@ -178,11 +180,19 @@ def test_a_moment_has_the_format_of_the_language_with_its_time_zone(formats: lis
     assert moment_in_words(datetime(2025, 11, 21, 4, 40, tzinfo=UTC), *formats) == words
 
 
+def test_a_moment_is_in_the_time_zone_of_the_request() -> None:
+    with timezone.override("Asia/Tokyo"):
+        assert moment_in_words(datetime(2025, 11, 21, 20, tzinfo=UTC)) == "Nov. 22, 2025, 5 a.m. JST"
+
+
 @pytest.mark.parametrize(
     ("moment", "words"),
     [
         pytest.param(START + 5 * SECOND, "04:40:05 UTC", id="today"),
         pytest.param(START - DAY, "November 20, 04:40:00 UTC", id="yesterday"),
+        pytest.param(START - 16_800 * SECOND - DAY, "November 20", id="midnight of another day"),
+        pytest.param(START - 16_800 * SECOND, "00:00:00 UTC", id="midnight of today"),
+        pytest.param(START - 365 * DAY, "Nov. 21, 2024, 04:40:00 UTC", id="another year"),
     ],
 )
 def test_a_second_has_its_day_unless_that_is_today(moment: int, words: str) -> None:
@@ -261,6 +271,12 @@ LOGIN = f"login.username:{DIGEST}"
             id="failed logins at an address",
         ),
         pytest.param(
+            f"user:42+post.phone:{DIGEST}+org:7",
+            {"user:42": "ann", "org:8": "bob"},
+            "ann (user:42)+post.phone:012345…+org:7",
+            id="a user beside a digest",
+        ),
+        pytest.param(
             f"{LOGIN}+ip:192.0.2.1+org:7",
             {LOGIN: "ann"},
             "Failed logins of ann at 192.0.2.1 + org:7",
@@ -313,6 +329,16 @@ EVENT = Event(
         ),
         pytest.param({"kind": "refused", "reason": "blocked"}, "blocked by an override, for good", id="a block"),
         pytest.param({"kind": "refused", "reason": "odd"}, "odd, for good", id="another reason"),
+        pytest.param(
+            {"kind": "refused", "until": START + DAY},
+            "needed 1, 0 of 0 are left, until November 22, 04:40:00 UTC",
+            id="a refusal until tomorrow",
+        ),
+        pytest.param(
+            {"level": 1, "until": START + DAY, "reason": "spam"},
+            "first ban, until November 22, 04:40:00 UTC: spam",
+            id="a ban with a reason until tomorrow",
+        ),
     ],
 )
 def test_an_event_says_what_happened(given: dict[str, Any], words: str) -> None:
@@ -341,6 +367,7 @@ def test_a_ban_says_why_it_was_set(reason: str, by: str, words: str) -> None:
         pytest.param({"user": "user:7", "path": "/a/"}, "user:7 /a/", id="a user without a name"),
         pytest.param({"subject": "org:7+user:42", "user": "user:42", "path": "/a/"}, "/a/", id="a part of the subject"),
         pytest.param({"subject": None, "user": "user:42"}, "ann", id="a subject too long to keep"),
+        pytest.param({"method": "GET", "path": "/a/"}, "GET /a/", id="a guest"),
         pytest.param({}, "", id="nothing"),
     ],
 )
@@ -378,6 +405,13 @@ def test_a_flood_says_how_many_of_which_kind_were_refused(subject: str, words: s
 
     with freeze(START):
         assert flood_in_words(flood) == words
+
+
+def test_a_flood_began_with_its_oldest_event() -> None:
+    events = [replace(EVENT, kind="refused", id=f"{(START + second * SECOND) // 1_000}-0") for second in (9, 5, 2)]
+
+    with freeze(START + 9 * SECOND):
+        assert flood_in_words(Flood(events, 3)) == "refused 3 addresses since 04:40:02 UTC"
 
 
 @pytest.mark.parametrize(
@@ -457,7 +491,12 @@ ENDS = datetime(2025, 12, 1, tzinfo=UTC)
         pytest.param({}, None, "", id="no override"),
         pytest.param({}, {"mode": "exempt"}, "", id="an exemption"),
         pytest.param({"why": ""}, {"rate": "+500"}, "", id="an override that does not hold"),
+        pytest.param({"rule": "two", "limit": 700}, {"rate": "+500"}, "700 = 200 + 500", id="the second of two limits"),
+        pytest.param(
+            {"rule": "plans", "tier": "free", "limit": 1_400}, {"rate": "+500"}, "", id="the limit of another plan"
+        ),
         pytest.param({}, {"rate": "x2"}, "", id="a factor"),
+        pytest.param({"limit": 1_000}, {"rate": "x1"}, "", id="a factor that changes nothing"),
         pytest.param({"limit": 2_500}, {"rate": "x2+500"}, "", id="a factor with units"),
         pytest.param({"limit": 1_600}, {"rate": "+500"}, "", id="another limit than the rule has"),
         pytest.param({"rule": "unknown"}, {"rate": "+500"}, "", id="a rule of a call"),
@@ -467,7 +506,7 @@ def test_a_top_up_says_what_it_adds(
     given: dict[str, Any], row: dict[str, Any] | None, words: str, settings: Any
 ) -> None:
     plans = {"rate": {"free": "100/d", "pro": "900/d"}, "tier": str}
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"a": "1000/d", "plans": plans}}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"a": "1000/d", "plans": plans, "two": "100/h; 200/d"}}
     limit = replace(LIMIT, **{"limit": 1_500, "why": "override", **given})
 
     with freeze(START):

@@ -561,6 +561,21 @@ class TestTheDatabase:
         assert DailyCounter(subject=f"user:{user.pk}+path:/x").user_pk is None
 
 
+@pytest.mark.parametrize(
+    ("subject", "pk"),
+    [
+        pytest.param("user:7", "7", id="a user"),
+        pytest.param("user:a%20b%3A", "a b:", id="a key that is escaped"),
+        pytest.param("user:", None, id="nobody"),
+        pytest.param("user:7+ip:192.0.2.1", None, id="a user at an address"),
+        pytest.param("org:7", None, id="another kind"),
+        pytest.param("global", None, id="the site"),
+    ],
+)
+def test_a_counter_knows_the_key_of_its_user_alone(subject: str, pk: str | None) -> None:
+    assert DailyCounter(subject=subject).user_pk == pk
+
+
 @given(st.text(min_size=1, max_size=30).filter(lambda text: not any("\ud800" <= sign <= "\udfff" for sign in text)))
 def test_a_users_key_is_read_back_whatever_it_is(pk: str) -> None:
     with override_settings(QUOTA={"STORE": "memory"}):

@@ -12,6 +12,7 @@ from django.contrib.auth.backends import BaseBackend
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.urls import re_path
+from django.utils import translation
 
 from django_quota import Decision, Rule, acheck, check, quota, slot
 from django_quota.adapters import refusal_details, refusal_response
@@ -40,14 +41,19 @@ def full(name: str, limit: int, subject: str) -> Decision:
     return refused.value.decision
 
 
-def of_batch() -> Decision:
+def of_batch(cost: int = 1) -> Decision:
     rule = Rule.make("api", "10/m", share={"critical": 1.0, "batch": 0.5}, tier=lambda request: "batch")
-    return [check(rule, "global", tier="batch") for _ in range(6)][-1]
+    return [check(rule, "global", each, tier="batch") for each in (5, cost)][-1]
 
 
 def blocked(ends: int = START + 86_400 * SECOND) -> Decision:
     override(f"b 0 {ends} -", "search", "user:8")
     return limited("10/m", 1, subject="user:8")
+
+
+def blocked_closed() -> Decision:
+    override("b 0 0 -", "search", "user:8")
+    return limited("0/m", 1, subject="user:8")
 
 
 def unanswered() -> Decision:
@@ -99,6 +105,17 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
         "The limit is 30 per minute, at most 5 at once. Please try again in 2 seconds.",
         f"Rule 'bursts' admits 30 per minute, at most 5 at once, for {IP}; try again in 2 seconds.",
     ),
+    "token bucket, cost above what is left": (
+        lambda: limited("30/m", 4, 4, name="bursts", algorithm="token_bucket", burst=5),
+        (
+            "The limit is 30 per minute, at most 5 at once. This request counts as 4, and 1 of 5 are left. Please try "
+            "again in 6 seconds."
+        ),
+        (
+            f"Rule 'bursts' admits 30 per minute, at most 5 at once, for {IP}. This hit needs 4; 1 of 5 are left; try "
+            "again in 6 seconds."
+        ),
+    ),
     "cost above the limit": (
         lambda: limited("10/m", 11),
         f"The limit is 10 per minute. This request counts as 11, more than the 10 that are ever left. {NO_TIME}",
@@ -129,6 +146,16 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
         f"Access is blocked. {NO_TIME}",
         "Rule 'search' refuses user:8, blocked by an operator; waiting does not help.",
     ),
+    "block for good of a rate of 0": (
+        blocked_closed,
+        f"Access is blocked. {NO_TIME}",
+        "Rule 'search' refuses user:8, blocked by an operator; waiting does not help.",
+    ),
+    "ban of a hit that costs more than is left": (
+        lambda: limited("5/m", 5, 2, 2, name="login", ban={"after": "1/m", "for": "10m"}),
+        "Access is blocked. Please try again in 10 minutes.",
+        f"Rule 'login' refuses {IP}, which is banned; try again in 10 minutes.",
+    ),
     "a rate of 0": (
         lambda: limited("0/m", 1),
         "This is closed until further notice.",
@@ -148,6 +175,17 @@ SENTENCES: dict[str, tuple[Any, str, str]] = {
         of_batch,
         f"The limit is 10 per minute. Near it, other requests take precedence. {IN_A_MINUTE}",
         f"Rule 'api' admits 10 per minute, of which these requests may fill 5, for global{AGAIN}",
+    ),
+    "load share, cost above what is left": (
+        lambda: of_batch(2),
+        (
+            "The limit is 10 per minute. Near it, other requests take precedence. This request counts as 2, and 0 of 5 "
+            f"are left. {IN_A_MINUTE}"
+        ),
+        (
+            "Rule 'api' admits 10 per minute, of which these requests may fill 5, for global. This hit needs 2; 0 of 5 "
+            f"are left{AGAIN}"
+        ),
     ),
     "locked out of logins": (
         locked_out,
@@ -177,6 +215,15 @@ def test_where_no_backend_limits_logins_a_rule_may_have_the_name_of_such_a_limit
         decision = limited("1/m", 1, 1, name="login-username-ip")
 
     assert refusal_details(decision).message == f"The limit is 1 per minute. {IN_A_MINUTE}"
+
+
+@pytest.mark.parametrize("language", ["zh-hans", "zh-hant"])
+def test_no_space_is_between_two_sentences_in_chinese(language: str) -> None:
+    with freeze(START), translation.override(language):
+        said = refusal_details(limited("1/m", 1, 1)).message
+
+    assert (said.count("\N{IDEOGRAPHIC FULL STOP}"), said[-1]) == (2, "\N{IDEOGRAPHIC FULL STOP}")
+    assert "\N{IDEOGRAPHIC FULL STOP} " not in said
 
 
 def answer(decision: Decision, accept: str) -> Any:

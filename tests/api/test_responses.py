@@ -943,6 +943,7 @@ def test_only_a_get_is_tried_again_by_a_link_that_loads_the_same_page() -> None:
     ("found", "words", "has_moment", "has_link"),
     [
         ({"why": "banned", "retry_after": 600.0}, "Please try again in 10 minutes.", True, True),
+        ({"why": "blocked", "retry_after": 600.0}, "Please try again in 10 minutes.", True, True),
         ({"retry_after": None}, "counts as 6, more than the 5 that are ever left. Trying again will", False, False),
         ({"retry_after": 1e12}, "Please try again in 11574075 days", False, True),
     ],
