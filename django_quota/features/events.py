@@ -503,8 +503,12 @@ class Flood(NamedTuple):
 
     @property
     def kind_of_subjects(self) -> str:
-        """The kind of all subjects, such as "user"; empty if they differ, or if one has no single kind."""
-        kinds = {(event.subject or "").partition(":")[0] for event in self.events if "+" not in (event.subject or "+")}
+        """The kind of all subjects, such as "user"; empty if they differ, or if one has several.
+
+        A name too long to keep does not count.
+        """
+        names = {event.subject for event in self.events if event.subject}
+        kinds = {"" if "+" in name else name.partition(":")[0] for name in names}
         return kinds.pop() if len(kinds) == 1 else ""
 
     @property

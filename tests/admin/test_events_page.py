@@ -562,6 +562,7 @@ def test_bans_are_no_flood() -> None:
         pytest.param(["user:1", f"~{'0' * 64}"], "user", id="a user and a name too long to keep"),
         pytest.param([f"~{'0' * 64}"], "", id="a name too long to keep"),
         pytest.param(["user:1+ip:192.0.2.1"], "", id="a user at an address"),
+        pytest.param(["user:1", "user:1+ip:192.0.2.1"], "", id="a user, and one at an address"),
     ],
 )
 def test_the_subjects_of_a_flood_have_a_kind_if_all_have_the_same(subjects: list[str], kind: str) -> None:
