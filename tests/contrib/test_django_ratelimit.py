@@ -687,9 +687,18 @@ class TestChecks:
             "Write '1/m' if that is meant. For other windows, use @quota."
         )
 
-    @pytest.mark.parametrize("rate", ["5/m", "10/60", (5, 60), None])
+    @pytest.mark.parametrize("rate", ["5/m", "10/60", (5, 60), None, of_the_group, f"{__name__}.of_the_group"])
     def test_a_rate_that_is_read_as_written_is_not_found(self, rate: Any, settings: Any) -> None:
-        assert "W024" not in findings(settings, ratelimit(key="ip", rate=rate, group="g")(ok))
+        found = findings(settings, ratelimit(key="ip", rate=rate, group="g")(ok))
+
+        assert not found.keys() & {"E025", "W024"}
+
+    def test_the_limit_below_another_one_is_checked_too(self, settings: Any) -> None:
+        both = ratelimit(key="ip", rate="1/m", group="g")(ratelimit(key="ip", rate="often", group="below")(ok))
+
+        (message,) = findings(settings, both)["E025"]
+
+        assert message.startswith("@ratelimit of below: 'often' is not a rate.")
 
     @pytest.mark.parametrize(
         ("given", "says"),

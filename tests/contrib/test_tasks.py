@@ -263,9 +263,16 @@ class TestWhileRedisDoesNotAnswer:
         with pytest.raises(QuotaExceeded):
             TaskQuota(Rule.make("exports", "1/m", on_unavailable="deny")).enqueue(export, 7)
 
-    def test_a_rule_that_needs_a_request_is_an_error(self, export: Any) -> None:
+    @pytest.mark.parametrize(
+        "rule",
+        [
+            pytest.param(Rule.make("devices", "3/d", distinct=True), id="counts different values"),
+            pytest.param(Rule.make("devices", lambda request: "3/d"), id="a function says the rate"),
+        ],
+    )
+    def test_a_rule_that_needs_a_request_is_an_error(self, export: Any, rule: Rule) -> None:
         with pytest.raises(RuleError) as raised:
-            TaskQuota(Rule.make("devices", "3/d", distinct=True)).enqueue(export, 7)
+            TaskQuota(rule).enqueue(export, 7)
 
         assert str(raised.value) == "Rule 'devices' needs a request, so no task can use it. Use a rule with a rate."
 
