@@ -20,6 +20,7 @@ from ninja.testing import TestClient
 from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.decorators import action, api_view, authentication_classes, throttle_classes
+from rest_framework.generics import ListAPIView
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -103,6 +104,7 @@ class AsyncSearch(AsyncAPIView):
         return Response()
 
 
+BY_TOKEN: dict[str, Any] = {"authentication_classes": (ByToken,), "throttle_classes": (QuotaThrottle,)}
 UNTHROTTLED = (api_view(["GET"]), authentication_classes([ByToken]), throttle_classes([]))
 LIMITED = (api_view(["GET"]), authentication_classes([ByToken]), throttle_classes([QuotaThrottle]))
 
@@ -286,6 +288,17 @@ class TestWhoIsLimited:
         limited = with_quota_rules("scope")(lambda self, request: Response())
 
         assert codes(view_of(get=timed(limited)), "1", 2) == [200, 429]
+
+    def test_a_method_of_the_framework_that_answers_is_limited(self) -> None:
+        view = view_of(base=ListAPIView, list=lambda self, request: Response(), throttle_scope="scope", **BY_TOKEN)
+
+        assert codes(view, "1", 2) == [200, 429]
+
+    def test_a_view_may_answer_what_a_rule_refuses(self) -> None:
+        rule = Rule.make("own answer", "1/m", key="user", block=False)
+        view = view_of(quota_rules=[rule], get=lambda self, request: Response(request.quota.allowed))
+
+        assert [reply.data for reply in called(view, "1", 2)] == [True, False]
 
     def test_a_single_rule_needs_no_list(self) -> None:
         view = view_of(quota_rules=Rule.make("single", "1/m", key="user"))
@@ -970,6 +983,30 @@ def test_a_view_whose_throttled_has_words_of_its_own_keeps_them() -> None:
     _, refused = called(view, times=2)
 
     assert (refused.status_code, refused.data["detail"]) == (429, "Slow down. Expected available in 60 seconds.")
+
+
+def test_a_503_says_so_though_throttled_of_the_view_has_words_of_its_own(settings: Any) -> None:
+    def throttled(view: Any, request: Any, wait: Any) -> None:
+        raise exceptions.Throttled(wait, "Slow down.")
+
+    settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
+
+    with no_answer():
+        (reply,) = called(view_of(throttled=throttled, throttle_scope="scope"))
+
+    assert (reply.status_code, reply.data["detail"]) == (
+        503,
+        "This cannot be served right now. Please try again shortly.",
+    )
+
+
+def test_a_client_that_takes_anything_gets_the_detail_as_json() -> None:
+    request = RequestFactory().get("/", headers={"Accept": "*/*"})
+
+    reply = detail_response(request, check("0/m", "user:1"))
+
+    assert reply is not None
+    assert reply.headers["Content-Type"] == "application/json"
 
 
 class Options(Limited):

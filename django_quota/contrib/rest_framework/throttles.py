@@ -403,7 +403,7 @@ def detail_response(request: HttpRequest, decision: Decision) -> HttpResponse | 
     """
     if request.get_preferred_type(["application/json", "text/html"]) == "text/html":
         return None
-    refused = QuotaThrottled(decision, decision.retry_after)
+    refused = QuotaThrottled(decision)
     return JsonResponse({"detail": refused.detail}, status=refused.status_code)
 
 
