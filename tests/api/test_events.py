@@ -338,6 +338,13 @@ def test_a_rule_that_is_gone_is_found_by_its_events(raw: redis.Redis) -> None:
     assert json.loads(event)["subject"] == "ip:1"
 
 
+def test_a_rule_that_nothing_has_is_an_error_beside_one_that_an_event_has(raw: redis.Redis) -> None:
+    tell(raw, "ip:1", rule="gone")
+
+    with pytest.raises(CommandError, match=r'^--rule: "serch" is not a rule'):
+        shown("--rule", "gone", "--rule", "serch")
+
+
 def test_a_rule_that_neither_the_site_nor_an_event_has_is_an_error(settings: Any) -> None:
     settings.QUOTA = {"RULES": {"search": "9/m"}}
 
@@ -468,6 +475,13 @@ def test_a_line_says_what_has_happened(kind: str, fields: dict[str, Any], words:
     tell(raw, "ip:1", START, kind, **fields)
 
     assert shown() == [f"2025-11-21 04:40:00Z  {words}"]
+
+
+@pytest.mark.django_db
+def test_a_user_who_is_a_part_of_the_subject_is_named_once(raw: redis.Redis) -> None:
+    tell(raw, "ip:1+user:7", START, user="user:7", method="GET", path="/a")
+
+    assert "  ip:1+user:7  GET /a: needed 1" in shown()[0]
 
 
 def test_no_name_breaks_a_line_or_controls_the_terminal(raw: redis.Redis) -> None:
