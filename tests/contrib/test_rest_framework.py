@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -526,6 +527,12 @@ class TestSlots:
 
         assert ask("running", "1").json() == ["user:1"]
 
+    def test_the_options_of_quota_slots_may_be_any_mapping(self, settings: Any) -> None:
+        at(settings, exports=Exports.as_view(quota_slots=MappingProxyType({"at_once": 1, "name": "exports"})))
+
+        with slot("exports", 1):
+            assert statuses("exports", "1") == [429]
+
     def test_two_throttles_of_a_view_take_one_quota_slot(self, settings: Any) -> None:
         at(settings, exports=Exports.as_view(throttle_classes=[QuotaThrottle, Burst]))
 
@@ -690,7 +697,9 @@ class TestTheFrameworksThrottles:
 
         assert [reply.status_code for reply in replies] == [200, 200, 429]
 
-    @pytest.mark.parametrize("cache_format", ["%s-%s", "100%"], ids=["positions", "no format"])
+    @pytest.mark.parametrize(
+        "cache_format", ["%s-%s", "100%", "%(tenant)s"], ids=["positions", "no format", "another name"]
+    )
     def test_a_cache_format_of_its_own_limits_too(self, cache_format: str) -> None:
         throttle = type("Own", (ByTenant,), {"cache_format": cache_format})
 
@@ -747,6 +756,14 @@ class TestTheFrameworksThrottles:
         strict = type("Strict", (Burst,), {"scope": "strict", "throttle_success": lambda self: False})
 
         assert codes(view_of(strict)) == [429]
+
+    def test_throttle_success_of_a_subclass_is_not_asked_where_nothing_is_limited(self) -> None:
+        strict = type("Strict", (Anonymous,), {"throttle_success": lambda self: False})
+
+        assert codes(view_of(strict), "1") == [200]
+
+    def test_a_view_without_a_scope_is_not_limited_by_one(self) -> None:
+        assert codes(view_of(ScopedRateThrottle), times=2) == [200, 200]
 
     def test_throttle_failure_of_a_subclass_may_allow(self) -> None:
         lenient = type("Lenient", (Burst,), {"scope": "lenient", "throttle_failure": lambda self: True})

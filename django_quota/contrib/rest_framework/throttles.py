@@ -78,7 +78,7 @@ class _QuotaMixin:
             raise exceptions.ParseError(str(error)) from error
         adapters.attach_decision(request, decision)
         no_slot = None if decision.enforced else adapters.take_waiting_slots(request)
-        self._decision = decision if no_slot is None else decision.combined_with(no_slot)
+        self._decision = decision if no_slot is None else no_slot
         _prepare(view, request)
         return not self._decision.enforced
 
