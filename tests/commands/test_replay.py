@@ -419,6 +419,9 @@ class TestOneRate:
     def test_the_rules_of_the_site_are_not_replayed_with_it(self) -> None:
         assert run_json("access.log", "--rate", "2/m")["left_out"] == {}
 
+    def test_a_quiet_command_prints_the_report(self) -> None:
+        assert "2/m by ip would have refused 2 requests (33.3%)." in run("access.log", "--rate", "2/m", "-v", "0")
+
     def test_it_may_apply_to_some_paths(self) -> None:
         assert run_json("access.log", "--rate", "2/m", "--match", "/5")["rules"]["2/m by ip"]["requests"] == 1
 
@@ -449,6 +452,11 @@ class TestChosenRule:
     @pytest.mark.usefixtures("named_view")
     def test_it_may_be_the_rule_of_a_view(self) -> None:
         assert run_json("access.log", "--rule", "named")["refused"] == 26
+
+    def test_it_may_be_a_rule_that_only_a_view_has(self, settings: Any) -> None:
+        settings.ROOT_URLCONF = (url("named/", quota("5/m", name="own")(lambda request: HttpResponse())),)
+
+        assert list(run_json("access.log", "--rule", "own")["rules"]) == ["own"]
 
     @pytest.mark.usefixtures("named_view")
     def test_a_draft_takes_the_place_of_the_rule_that_a_view_names(self) -> None:

@@ -1190,6 +1190,14 @@ class TestReset:
         assert (entry.object_id, entry.user, entry.change_message) == (SUBJECT, ann, "Reset: search")
 
     @pytest.mark.usefixtures("counted", "database")
+    def test_the_log_of_the_admin_has_each_rule_that_a_user_resets(self) -> None:
+        User.objects.create_user("ann")
+
+        run("quota_reset", SUBJECT, "--by", "ann")
+
+        assert LogEntry.objects.get().change_message == "Reset: 5/30m, 9/d, banning, search"
+
+    @pytest.mark.usefixtures("counted", "database")
     @pytest.mark.parametrize(
         "words",
         [
