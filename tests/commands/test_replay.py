@@ -26,6 +26,7 @@ from django_quota.conf import current
 from django_quota.engine.operations import DictStates
 from django_quota.exceptions import ConfigurationError
 from django_quota.http.request_rules import rules_of_view
+from django_quota.management.commands import quota_replay
 from django_quota.management.commands.quota_replay import hidden, rules_on_views
 from django_quota.operating import replay
 from django_quota.operating.access_log import UnreadableLineError, find_format, read_time
@@ -400,7 +401,10 @@ class TestOneRate:
         assert (list(found["rules"]), found["refused"]) == (["2/m by ip"], 2)
 
     def test_the_text_has_its_figures_though_it_refuses_nobody(self) -> None:
-        assert "  refused             0 (0.0%)\n" in run("access.log", "--rate", "9/m")
+        printed = run("access.log", "--rate", "9/m")
+
+        assert "  refused             0 (0.0%)\n" in printed
+        assert "refused most" not in printed
 
     def test_it_may_have_a_key_of_several_parts(self) -> None:
         assert run_json("access.log", "--rate", "2/m", "--key", "ip", "--key", "path")["refused"] == 0
@@ -477,6 +481,57 @@ def test_a_line_with_bytes_that_are_not_utf_8_is_read() -> None:
     Path("access.log").write_bytes(line(0).replace("curl", "caf\xe9").encode("latin-1") + b"\n")
 
     assert run_json("access.log")["log"]["requests"] == 1
+
+
+def test_a_packed_log_that_is_damaged_is_named() -> None:
+    packed = bytearray(gzip.compress("\n".join(map(line, range(50))).encode()))
+    packed[15:18] = bytes(byte ^ 0xFF for byte in packed[15:18])
+    Path("damaged.gz").write_bytes(packed)
+
+    with pytest.raises(CommandError, match=r"^'damaged\.gz' cannot be read to its end: "):
+        run("damaged.gz")
+
+
+def test_a_key_of_the_settings_that_is_wrong_is_named(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"api": {"rate": "9/m", "match": "/", "key": "ipp"}}}
+    log([line(0)])
+
+    with pytest.raises(CommandError) as raised:
+        run("access.log")
+
+    assert str(raised.value) == "QUOTA[\"RULES\"]['api']: key='ipp' is not a key. Did you mean 'ip'?"
+
+
+def test_a_rule_without_a_limit_is_replayed_as_unlimited(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"free": {"rate": None, "match": "/"}}}
+    log([line(0)])
+
+    assert run_json("access.log")["rules"]["free"]["rate"] == "unlimited"
+    assert "free\n  rate                unlimited\n" in run("access.log")
+
+
+def test_a_rule_that_refuses_by_any_count_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_replay, "tightest", lambda *_: None)
+    log([line(0)])
+
+    assert run_json("access.log", "--rate", "2/m")["rules"]["2/m by ip"]["no_refusals_from"] == [None]
+    assert "  no refusals from    no count\n" in run("access.log", "--rate", "2/m")
+
+
+def test_no_name_of_a_rule_is_divided_at_a_hyphen(settings: Any) -> None:
+    names = [f"long-name-of-the-rule-{number}" for number in range(20)]
+    settings.QUOTA = {"RULES": {name: {"rate": "9/m", "match": "/other/"} for name in names}}
+    log([line(0)])
+
+    printed = run("access.log").split()
+
+    assert {f"{name}," for name in names[:18]} <= set(printed)
+
+
+def test_the_number_of_a_line_has_its_digits_grouped() -> None:
+    log([*[line(0)] * 1_233, "<html>"])
+
+    assert "    line 1,234, " in run("access.log")
 
 
 def test_several_logs_are_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
