@@ -357,6 +357,7 @@ CLEAR = "\x1b[2J"
         pytest.param(("quota_override", "set", "ip:192.0.2.1", f"5{CLEAR}"), id="a rate"),
         pytest.param(("quota_status", f"user:{CLEAR}"), id="a subject"),
         pytest.param(("quota_bans", "list", f"--rule={CLEAR}"), id="a rule"),
+        pytest.param(("quota_bans", "set", CLEAR, "user:1", "10m"), id="an error about a rule"),
     ],
 )
 def test_no_name_moves_the_cursor_of_a_terminal(words: tuple[str, ...]) -> None:
@@ -588,6 +589,18 @@ class TestOutputThatCannotBeWritten:
 
         assert ended.value.code == 141
 
+    def test_a_process_without_stderr_ends_with_the_status(self, tmp_path: Path) -> None:
+        with (tmp_path / "stdout").open("w") as out, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", None)
+            patch.setattr(Status, "handle", Mock(side_effect=BrokenPipeError(errno.EPIPE, "Broken pipe")))
+            command: Any = Status()
+            with pytest.raises(SystemExit) as ended:
+                command.run_from_argv(["manage.py", "quota_status", "user:1"])
+        command.stderr.close()
+
+        assert ended.value.code == 141
+
     def test_an_error_of_another_file_is_not_one_of_the_output(self, tmp_path: Path) -> None:
         error = FileNotFoundError(errno.ENOENT, "No such file or directory", "a.log")
 
@@ -616,6 +629,18 @@ class TestRepeat:
 
         assert notes.getvalue() == "The quota store is unavailable: gone. Trying again in 0.001 s.\n"
         assert len(rounds) == 2
+
+    def test_the_note_has_whole_seconds_without_a_fraction(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stop, notes = Mock(wait=Mock(return_value=True)), io.StringIO()
+        monkeypatch.setattr(console, "stopping", lambda: nullcontext(stop))
+
+        QuotaCommand(stderr=notes).repeat(600.0, Mock(side_effect=StoreUnavailable("gone")))
+
+        assert notes.getvalue() == "The quota store is unavailable: gone. Trying again in 600 s.\n"
+
+    def test_an_error_ends_a_command_that_does_not_repeat(self) -> None:
+        with pytest.raises(StoreUnavailable):
+            QuotaCommand().repeat(None, Mock(side_effect=StoreUnavailable("gone")))
 
     def test_a_round_does_not_use_a_connection_that_is_too_old(self, database: Any) -> None:
         def once(stop: threading.Event) -> None:
