@@ -357,7 +357,6 @@ CLEAR = "\x1b[2J"
         pytest.param(("quota_override", "set", "ip:192.0.2.1", f"5{CLEAR}"), id="a rate"),
         pytest.param(("quota_status", f"user:{CLEAR}"), id="a subject"),
         pytest.param(("quota_bans", "list", f"--rule={CLEAR}"), id="a rule"),
-        pytest.param(("quota_bans", "set", CLEAR, "user:1", "10m"), id="an error about a rule"),
     ],
 )
 def test_no_name_moves_the_cursor_of_a_terminal(words: tuple[str, ...]) -> None:
@@ -368,6 +367,13 @@ def test_no_name_moves_the_cursor_of_a_terminal(words: tuple[str, ...]) -> None:
         out.write(str(error))
     assert "\x1b" not in out.getvalue()
     assert "x1b" in out.getvalue()
+
+
+def test_no_error_of_a_store_moves_the_cursor_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Status, "handle", Mock(side_effect=StoreUnavailable(f"{CLEAR} is gone")))
+
+    with pytest.raises(CommandError, match=r"^The quota store is unavailable: \\x1b\[2J is gone\. "):
+        call_command(Status(), "user:1")
 
 
 @pytest.mark.usefixtures("redis_cache", "database")

@@ -167,11 +167,6 @@ class TestBy:
         saved = QuotaOverride.objects.get()
         assert (saved.mode, saved.reason, saved.created_by) == ("blocked", "spam", "the watchdog")
 
-    def test_an_empty_name_is_none(self) -> None:
-        (printed,) = said("set", SUBJECT, "blocked", "--by", "", "--json")
-
-        assert printed["created_by"] is None
-
     def test_an_override_that_is_set_without_a_name_shows_none(self) -> None:
         said("set", SUBJECT, "blocked", "--by", "root")
 
