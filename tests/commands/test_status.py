@@ -1303,6 +1303,12 @@ class TestWhatMatters:
 
         assert self.headlines(USER) == [line]
 
+    def test_it_says_so_on_a_site_whose_settings_have_no_rules(self, database: Any, settings: Any) -> None:
+        settings.ROOT_URLCONF, settings.QUOTA = (), {}
+        QuotaOverride.objects.create(subject=USER, mode="blocked")
+
+        assert self.headlines(USER)[0] == "  Blocked, without an end"
+
     def test_it_knows_the_override_that_another_process_saved(self, database: Any) -> None:
         run("quota_status", USER)
 
