@@ -1303,6 +1303,11 @@ class TestWhatMatters:
 
         assert self.headlines(USER) == [line]
 
+    def test_a_ban_names_the_user_who_set_it(self, ann: User) -> None:
+        run("quota_bans", "set", "banning", USER, "10m", "--by", "ann")
+
+        assert self.headlines(USER) == ["  Banned from banning for another 10 minutes (by ann)"]
+
     def test_it_says_so_on_a_site_whose_settings_have_no_rules(self, database: Any, settings: Any) -> None:
         settings.ROOT_URLCONF, settings.QUOTA = (), {}
         QuotaOverride.objects.create(subject=USER, mode="blocked")
