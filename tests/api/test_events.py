@@ -262,6 +262,7 @@ def test_a_line_says_who_sent_which_request(of_ann: str) -> None:
             ["--subject", "ann", "--subject", "ip:192.0.2.3"], ["04:40:00Z", "04:40:01Z", "04:40:02Z"], id="both"
         ),
         pytest.param(["--path", "/api/"], ["04:40:00Z", "04:40:02Z"], id="a path"),
+        pytest.param(["--path", "/API/"], [], id="a path in capitals"),
         pytest.param(["--since", "2025-11-21T04:40:01"], ["04:40:01Z", "04:40:02Z"], id="since"),
         pytest.param(["--until", "2025-11-21T04:40:01+00:00"], ["04:40:00Z", "04:40:01Z"], id="until"),
         pytest.param(
@@ -336,6 +337,13 @@ def test_a_rule_that_is_gone_is_found_by_its_events(raw: redis.Redis) -> None:
     (event,) = shown("--rule", "gone", "--json")
 
     assert json.loads(event)["subject"] == "ip:1"
+
+
+def test_a_rule_that_nothing_has_is_an_error_beside_one_that_an_event_has(raw: redis.Redis) -> None:
+    tell(raw, "ip:1", rule="gone")
+
+    with pytest.raises(CommandError, match=r'^--rule: "serch" is not a rule'):
+        shown("--rule", "gone", "--rule", "serch")
 
 
 def test_a_rule_that_neither_the_site_nor_an_event_has_is_an_error(settings: Any) -> None:
@@ -468,6 +476,13 @@ def test_a_line_says_what_has_happened(kind: str, fields: dict[str, Any], words:
     tell(raw, "ip:1", START, kind, **fields)
 
     assert shown() == [f"2025-11-21 04:40:00Z  {words}"]
+
+
+@pytest.mark.django_db
+def test_a_user_who_is_a_part_of_the_subject_is_named_once(raw: redis.Redis) -> None:
+    tell(raw, "ip:1+user:7", START, user="user:7", method="GET", path="/a")
+
+    assert "  ip:1+user:7  GET /a: needed 1" in shown()[0]
 
 
 def test_no_name_breaks_a_line_or_controls_the_terminal(raw: redis.Redis) -> None:
@@ -678,6 +693,19 @@ def test_the_command_names_an_event_that_was_trimmed_in_work(raw: redis.Redis) -
 
 
 @pytest.mark.usefixtures("trimmed")
+def test_the_command_names_each_event_that_was_trimmed_in_work(raw: redis.Redis) -> None:
+    read()
+    gone = [tell(raw, "ip:4"), tell(raw, "ip:5")]
+    hand_out(raw, 2)
+    tell(raw, "ip:6")
+    raw.xtrim(STREAM, maxlen=1, approximate=False)
+
+    _, said = read()
+
+    assert re.findall(r"Event (\S+) is missing", said) == gone
+
+
+@pytest.mark.usefixtures("trimmed")
 def test_the_command_says_only_once_what_is_missing(raw: redis.Redis) -> None:
     read()
     tell(raw, "ip:4")
@@ -735,6 +763,24 @@ def test_a_group_that_was_made_before_there_were_events_misses_none(
     events, said = read()
     assert said == ""
     assert [event["subject"] for event in events] == [f"ip:{number}" for number in range(5 - by_another)]
+
+
+def test_a_group_whose_redis_loses_its_memory_later_misses_nothing(
+    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Pauses.wait
+
+    def lose(pauses: Pauses, seconds: float | None = None) -> bool:
+        monkeypatch.setattr(Pauses, "wait", wait)
+        raw.delete(STREAM)
+        tell(raw, "ip:2")
+        return wait(pauses, seconds)
+
+    begin(raw)
+    tell(raw, "ip:1")
+    monkeypatch.setattr(Pauses, "wait", lose)
+
+    assert follow_for(2, "--group", "g")[0] == ["ip:1", "ip:2"]
 
 
 @pytest.mark.parametrize("lost", ["stream", "group"])
@@ -893,9 +939,9 @@ class TestFollowingWithoutAnAnswer:
         assert follow_for(6)[2] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
 
     def test_each_reason_is_printed_once(self, answers: Callable[..., None]) -> None:
-        answers("It is gone.", "It is gone.", "It is late.")
+        answers("It is gone.", "It is gone.", "It is late.", "It is late.")
 
-        assert follow_for(3)[1].splitlines() == [
+        assert follow_for(4)[1].splitlines() == [
             f"The quota store is unavailable: {reason} Trying again until it answers."
             for reason in ("It is gone.", "It is late.")
         ]
@@ -949,6 +995,13 @@ def test_following_begins_with_the_last_events(last: str, printed: list[str], ra
     tell(raw, "ip:2")
 
     assert follow_for(2, "--last", last)[0] == printed
+
+
+def test_following_begins_with_the_last_events_that_are_wanted(raw: redis.Redis) -> None:
+    tell(raw, "ip:1")
+    tell(raw, "ip:2", rule="other")
+
+    assert follow_for(1, "--last", "1", "--rule", "login")[0] == ["ip:1"]
 
 
 def test_following_with_fewer_than_no_last_events_is_an_error() -> None:

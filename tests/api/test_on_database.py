@@ -342,6 +342,23 @@ class TestSweep:
         assert max(count_expired(store, moment, KeptEvents(3, DAY))) == 0
         assert said("quota_sweep") == "Deleted 0 expired states, 0 bans and 0 events.\n"
 
+    def test_its_progress_is_of_rows_of_every_kind(self, store: DatabaseStore) -> None:
+        expired = said("quota_sweep", "--json", "--dry-run")
+        number = expired["states"] + expired["bans"] + expired["events"]
+
+        call_command("quota_sweep", stdout=StringIO(), stderr=(terminal := Terminal()))
+
+        assert terminal.getvalue().endswith(f" {number} of {number}\n")
+
+    def test_it_takes_the_part_of_each_second_that_is_chosen(
+        self, store: DatabaseStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(quota_sweep, "sweep_rows", asked := Mock(wraps=operating_sweep.sweep_rows))
+
+        said("quota_sweep", "--budget-ms", "999")
+
+        assert asked.call_args.args[-1] == 999
+
     def test_what_has_not_expired_is_left(self, store: DatabaseStore) -> None:
         said("quota_sweep")
 

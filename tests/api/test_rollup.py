@@ -759,6 +759,13 @@ class TestReport:
             "Moved 2 days of subjects: 4 allowed and 2 refused checks, 4 units, to 2 rows.\n"
         )
 
+    def test_a_day_has_a_row_for_each_rule_and_units_for_each_cost(self) -> None:
+        check("9000/h", "user:1", 2_000, name="mail")
+
+        assert said("quota_rollup") == (
+            "Moved 2 days of subjects: 5 allowed and 2 refused checks, 2,004 units, to 3 rows.\n"
+        )
+
     @pytest.mark.usefixtures("stopped")
     def test_its_line_says_that_it_was_stopped(self) -> None:
         assert said("quota_rollup", "--batch", "1") == (

@@ -534,6 +534,25 @@ class TestTheCommand:
 
         assert terminal.getvalue().endswith(f"\rSweeping {'█' * 20} 3 of 3\n")
 
+    @pytest.mark.parametrize(
+        ("options", "given"),
+        [
+            pytest.param([], {"budget_ms": 100, "dry_run": False}, id="by default"),
+            pytest.param(["--budget-ms", "1"], {"budget_ms": 1, "dry_run": False}, id="the least"),
+            pytest.param(["--budget-ms", "1000", "--dry-run"], {"budget_ms": 1_000, "dry_run": True}, id="the most"),
+        ],
+    )
+    def test_a_sweep_gets_the_options_of_the_command(
+        self, options: list[str], given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        swept = Mock(**{"total.return_value": 0, "sweep.return_value": SweepReport(complete=True)})
+        made = Mock(return_value=swept)
+        monkeypatch.setattr("django_quota.management.commands.quota_sweep.Sweeper", made)
+
+        said("quota_sweep", *options)
+
+        assert made.call_args.kwargs == given
+
     @pytest.mark.thorough("slow")
     @pytest.mark.parametrize("option", [[], ["--budget-ms", "7"]], ids=["by default", "as given"])
     def test_it_takes_the_part_of_each_second_that_is_chosen(

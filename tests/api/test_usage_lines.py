@@ -260,6 +260,23 @@ def test_the_command_prints_the_last_whole_month() -> None:
         assert printed() == printed("--month", "2026-10")
 
 
+@pytest.mark.parametrize(
+    ("day", "month"),
+    [("2026-03-31", "2026-02"), ("2026-03-01", "2026-02"), ("2027-01-01", "2026-12")],
+    ids=["after a short month", "on the first day", "in January"],
+)
+def test_the_last_whole_month_is_that_of_the_calendar(day: str, month: str) -> None:
+    with freeze(noon(day)):
+        assert said("quota_usage") == f"0 lines of {month}, 0 units.\n"
+
+
+def test_the_command_groups_the_digits_of_large_numbers() -> None:
+    used = {"allowed": 12_000, "refused": 3_400, "units": 56_000}
+    DailyCounter.objects.create(subject="org:1", rule="api", day=OCTOBER, **used)
+
+    assert printed("--month", "2026-10") == "org:1  api: 56,000 units, 12,000 allowed, 3,400 refused\n"
+
+
 @pytest.mark.usefixtures("october")
 def test_the_command_prints_chosen_rules_one_after_the_other() -> None:
     lines = printed("--month", "2026-10", "--rule", "mail", "--rule", "api").splitlines()
@@ -358,6 +375,15 @@ def test_the_command_draws_how_many_lines_are_printed_beside_a_file() -> None:
 
 
 @pytest.mark.usefixtures("october")
+def test_the_command_draws_the_lines_of_all_rules_that_are_chosen() -> None:
+    words, terminal = ("--rule", "mail", "--rule", "api"), Terminal()
+
+    call_command("quota_usage", "--month", "2026-10", *words, stdout=StringIO(), stderr=terminal)
+
+    assert f"\rPrinting {'█' * 20} 3 of 3\n" in terminal.getvalue()
+
+
+@pytest.mark.usefixtures("october")
 def test_the_command_draws_no_bar_between_lines_on_a_terminal() -> None:
     terminal = Terminal()
 
@@ -424,6 +450,14 @@ class TestPeriodsOfCustomers:
 
     def test_the_command_prints_the_first_day_of_each(self) -> None:
         assert json_of("quota_usage", month="2026-10", by="period")[0]["period"] == "2026-10-15"
+
+    def test_its_csv_has_the_first_day_of_the_period(self) -> None:
+        printed = StringIO()
+
+        call_command("quota_usage", month="2026-10", by="period", csv=True, stdout=printed, stderr=StringIO())
+
+        (_, row) = csv.reader(StringIO(printed.getvalue()))
+        assert row[1:4] == ["org:1", "tokens", "2026-10-15"]
 
     def test_its_lines_of_text_have_the_first_day_of_the_period(self) -> None:
         printed = StringIO()

@@ -369,6 +369,15 @@ def test_no_name_moves_the_cursor_of_a_terminal(words: tuple[str, ...]) -> None:
     assert "x1b" in out.getvalue()
 
 
+def test_no_error_of_a_database_moves_the_cursor_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Status, "handle", Mock(side_effect=ProgrammingError(f"no such table: {CLEAR}")))
+
+    with pytest.raises(CommandError) as raised:
+        call_command(Status(), "user:1")
+
+    assert str(raised.value) == r"no such table: \x1b[2J"
+
+
 @pytest.mark.usefixtures("redis_cache", "database")
 @pytest.mark.parametrize(
     "words",
@@ -588,6 +597,18 @@ class TestOutputThatCannotBeWritten:
 
         assert ended.value.code == 141
 
+    def test_a_process_without_stderr_ends_with_the_status(self, tmp_path: Path) -> None:
+        with (tmp_path / "stdout").open("w") as out, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", None)
+            patch.setattr(Status, "handle", Mock(side_effect=BrokenPipeError(errno.EPIPE, "Broken pipe")))
+            command: Any = Status()
+            with pytest.raises(SystemExit) as ended:
+                command.run_from_argv(["manage.py", "quota_status", "user:1"])
+        command.stderr.close()
+
+        assert ended.value.code == 141
+
     def test_an_error_of_another_file_is_not_one_of_the_output(self, tmp_path: Path) -> None:
         error = FileNotFoundError(errno.ENOENT, "No such file or directory", "a.log")
 
@@ -616,6 +637,18 @@ class TestRepeat:
 
         assert notes.getvalue() == "The quota store is unavailable: gone. Trying again in 0.001 s.\n"
         assert len(rounds) == 2
+
+    def test_the_note_has_whole_seconds_without_a_fraction(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        stop, notes = Mock(wait=Mock(return_value=True)), io.StringIO()
+        monkeypatch.setattr(console, "stopping", lambda: nullcontext(stop))
+
+        QuotaCommand(stderr=notes).repeat(600.0, Mock(side_effect=StoreUnavailable("gone")))
+
+        assert notes.getvalue() == "The quota store is unavailable: gone. Trying again in 600 s.\n"
+
+    def test_an_error_ends_a_command_that_does_not_repeat(self) -> None:
+        with pytest.raises(StoreUnavailable):
+            QuotaCommand().repeat(None, Mock(side_effect=StoreUnavailable("gone")))
 
     def test_a_round_does_not_use_a_connection_that_is_too_old(self, database: Any) -> None:
         def once(stop: threading.Event) -> None:

@@ -186,7 +186,7 @@ class TestBy:
         set_override("*", SUBJECT, {"mode": "exempt"})
         verb, *more = words
 
-        said(verb, SUBJECT, *more, "--by", "ann")
+        said(verb, SUBJECT.removeprefix("ip:"), *more, "--by", "ann")
 
         entry = LogEntry.objects.get()
         assert (entry.object_id, entry.user, entry.change_message) == (SUBJECT, ann, logged.format(SUBJECT))
@@ -459,6 +459,16 @@ class TestList:
         said("set", "org:7", "blocked", "--label", "bots")
 
         assert [each["subject"] for each in said("list", "--label", "bots", "--json")] == ["org:7"]
+
+    def test_an_empty_label_lists_those_without_one(self) -> None:
+        said("set", "org:7", "blocked", "--label", "bots")
+
+        assert {each["subject"] for each in said("list", "--label", "", "--json")} == {SUBJECT}
+
+    def test_active_leaves_out_those_that_have_not_begun(self) -> None:
+        QuotaOverride.objects.filter(rule="*").update(starts=datetime.now(UTC) + timedelta(hours=1))
+
+        assert [each["rule"] for each in said("list", "--active", "--json")] == ["search"]
 
     def test_a_quiet_list_is_printed(self) -> None:
         assert said("--verbosity", "0", "list").count("\n") == 2

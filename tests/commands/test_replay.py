@@ -26,6 +26,7 @@ from django_quota.conf import current
 from django_quota.engine.operations import DictStates
 from django_quota.exceptions import ConfigurationError
 from django_quota.http.request_rules import rules_of_view
+from django_quota.management.commands import quota_replay
 from django_quota.management.commands.quota_replay import hidden, rules_on_views
 from django_quota.operating import replay
 from django_quota.operating.access_log import UnreadableLineError, find_format, read_time
@@ -400,7 +401,10 @@ class TestOneRate:
         assert (list(found["rules"]), found["refused"]) == (["2/m by ip"], 2)
 
     def test_the_text_has_its_figures_though_it_refuses_nobody(self) -> None:
-        assert "  refused             0 (0.0%)\n" in run("access.log", "--rate", "9/m")
+        printed = run("access.log", "--rate", "9/m")
+
+        assert "  refused             0 (0.0%)\n" in printed
+        assert "refused most" not in printed
 
     def test_it_may_have_a_key_of_several_parts(self) -> None:
         assert run_json("access.log", "--rate", "2/m", "--key", "ip", "--key", "path")["refused"] == 0
@@ -418,6 +422,9 @@ class TestOneRate:
 
     def test_the_rules_of_the_site_are_not_replayed_with_it(self) -> None:
         assert run_json("access.log", "--rate", "2/m")["left_out"] == {}
+
+    def test_a_quiet_command_prints_the_report(self) -> None:
+        assert "2/m by ip would have refused 2 requests (33.3%)." in run("access.log", "--rate", "2/m", "-v", "0")
 
     def test_it_may_apply_to_some_paths(self) -> None:
         assert run_json("access.log", "--rate", "2/m", "--match", "/5")["rules"]["2/m by ip"]["requests"] == 1
@@ -450,6 +457,11 @@ class TestChosenRule:
     def test_it_may_be_the_rule_of_a_view(self) -> None:
         assert run_json("access.log", "--rule", "named")["refused"] == 26
 
+    def test_it_may_be_a_rule_that_only_a_view_has(self, settings: Any) -> None:
+        settings.ROOT_URLCONF = (url("named/", quota("5/m", name="own")(lambda request: HttpResponse())),)
+
+        assert list(run_json("access.log", "--rule", "own")["rules"]) == ["own"]
+
     @pytest.mark.usefixtures("named_view")
     def test_a_draft_takes_the_place_of_the_rule_that_a_view_names(self) -> None:
         Path("drafts.toml").write_text('named = "2/m"\n')
@@ -469,6 +481,57 @@ def test_a_line_with_bytes_that_are_not_utf_8_is_read() -> None:
     Path("access.log").write_bytes(line(0).replace("curl", "caf\xe9").encode("latin-1") + b"\n")
 
     assert run_json("access.log")["log"]["requests"] == 1
+
+
+def test_a_packed_log_that_is_damaged_is_named() -> None:
+    packed = bytearray(gzip.compress("\n".join(map(line, range(50))).encode()))
+    packed[15:18] = bytes(byte ^ 0xFF for byte in packed[15:18])
+    Path("damaged.gz").write_bytes(packed)
+
+    with pytest.raises(CommandError, match=r"^'damaged\.gz' cannot be read to its end: "):
+        run("damaged.gz")
+
+
+def test_a_key_of_the_settings_that_is_wrong_is_named(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"api": {"rate": "9/m", "match": "/", "key": "ipp"}}}
+    log([line(0)])
+
+    with pytest.raises(CommandError) as raised:
+        run("access.log")
+
+    assert str(raised.value) == "QUOTA[\"RULES\"]['api']: key='ipp' is not a key. Did you mean 'ip'?"
+
+
+def test_a_rule_without_a_limit_is_replayed_as_unlimited(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"free": {"rate": None, "match": "/"}}}
+    log([line(0)])
+
+    assert run_json("access.log")["rules"]["free"]["rate"] == "unlimited"
+    assert "free\n  rate                unlimited\n" in run("access.log")
+
+
+def test_a_rule_that_refuses_by_any_count_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_replay, "tightest", lambda *_: None)
+    log([line(0)])
+
+    assert run_json("access.log", "--rate", "2/m")["rules"]["2/m by ip"]["no_refusals_from"] == [None]
+    assert "  no refusals from    no count\n" in run("access.log", "--rate", "2/m")
+
+
+def test_no_name_of_a_rule_is_divided_at_a_hyphen(settings: Any) -> None:
+    names = [f"long-name-of-the-rule-{number}" for number in range(20)]
+    settings.QUOTA = {"RULES": {name: {"rate": "9/m", "match": "/other/"} for name in names}}
+    log([line(0)])
+
+    printed = run("access.log").split()
+
+    assert {f"{name}," for name in names[:18]} <= set(printed)
+
+
+def test_the_number_of_a_line_has_its_digits_grouped() -> None:
+    log([*[line(0)] * 1_233, "<html>"])
+
+    assert "    line 1,234, " in run("access.log")
 
 
 def test_several_logs_are_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from django.urls import path
 from django.views import View
 
 from django_quota import ban, check, peek, quota
+from django_quota.limiting.override_rows import set_override
 from django_quota.testing import freeze
 from tests.support import commands
 from tests.support.outages import no_answer
@@ -98,6 +99,36 @@ def test_each_rule_shows_what_is_left() -> None:
     assert met("/search/") == [("flood", HERE, 60), ("outer", HERE, 3)]
 
 
+def test_each_rate_of_a_rule_is_shown_with_what_is_left_of_it(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"both": {"rate": "10/m; 1000/h", "match": "/"}}}
+    check("both", HERE, 4)
+
+    assert said("/nowhere/").startswith(
+        f"both (settings) for {HERE}\n  10/m: 6 of 10 left\n  1000/h: 996 of 1,000 left\n"
+    )
+
+
+def test_a_rule_of_a_view_says_so() -> None:
+    assert f"outer (view) for {HERE}\n  3/m: 3 of 3 left\n" in said("/search/")
+    assert [row["from"] for row in said("/search/", "--json")] == ["settings", "view"]
+
+
+@pytest.mark.parametrize("words", [[], ["/search/"]], ids=["all rules", "a request"])
+def test_a_note_says_that_nothing_is_limited(words: list[str], settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+
+    note = said(*words).splitlines()[-1]
+
+    assert note == "Limits are switched off (ENABLED is false), so everything is allowed."
+
+
+def test_a_subject_that_is_blocked_for_good_is_never_admitted(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"only": {"rate": "9/m", "match": "/"}}}
+    set_override("*", HERE, {"mode": "blocked"})
+
+    assert "(never admitted, blocked)\n" in said("/nowhere/")
+
+
 def test_showing_the_rules_takes_nothing() -> None:
     for _ in range(2):
         met("/orders/")
@@ -165,6 +196,7 @@ def test_a_rule_that_is_no_plain_limit_is_shown_in_words(rule: dict[str, Any], s
         pytest.param([], [], "localhost", id="none"),
         pytest.param(["*"], [], "localhost", id="any"),
         pytest.param(["shop.example", "b.example"], [], "shop.example", id="the first that is allowed"),
+        pytest.param(["*", "shop.example"], [], "shop.example", id="the first that is a name"),
         pytest.param([".shop.example"], [], "shop.example", id="a domain with its subdomains"),
         pytest.param(["shop.example", "b.example"], ["--host", "b.example"], "b.example", id="the host that is given"),
     ],

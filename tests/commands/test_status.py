@@ -863,6 +863,17 @@ class TestBans:
         assert [each["subject"] for each in lifted["bans"]] == [f"{name}+ip:192.0.2.{number}" for number in (1, 2)]
         assert run("quota_bans", "list", "--json") == []
 
+    def test_each_subject_of_a_user_name_is_named_by_the_line_and_the_log_of_its_ban(self, settings: Any) -> None:
+        User.objects.create_user("ann")
+        whole = f"{login_subject('ann')}+ip:192.0.2.1"
+        with freeze(START):
+            ban("banning", whole, 600)
+
+        printed = run("quota_bans", "lift", "login:username=ann", "--by", "ann")
+
+        assert printed == f"Lifted the ban of {whole} from banning\n"
+        assert LogEntry.objects.get().object_id == whole
+
     def test_the_event_of_a_ban_that_is_set_says_who_set_it_with_the_reason(self) -> None:
         run("quota_bans", "set", "banning", SUBJECT, "10m", "--reason", "spam", "--by", "the watchdog")
 
@@ -894,7 +905,30 @@ class TestBans:
         printed = run("quota_bans", "set", "banning", SUBJECT, "10m")
 
         note = "Note: the ban has no effect now. Allowed: nothing limits this.\n"
-        assert (note in printed) is not is_on
+        assert printed == f"Banned {SUBJECT} from banning for 10 minutes.\n{'' if is_on else note}"
+
+    def test_a_ban_from_a_rule_whose_view_answers_itself_has_an_effect(self, settings: Any) -> None:
+        own = {"rate": "1/h", "block": False, "ban": {"after": "1/m", "for": "1h"}}
+        settings.QUOTA = {"RULES": {"banning": own}}
+
+        assert run("quota_bans", "set", "banning", SUBJECT, "10m") == f"Banned {SUBJECT} from banning for 10 minutes.\n"
+
+    @pytest.mark.usefixtures("two_bans")
+    @pytest.mark.parametrize("words", [["list"], ["lift", SUBJECT]], ids=["list", "lift"])
+    def test_a_rule_that_is_gone_gets_no_hint_while_its_bans_are_there(self, words: list[str], settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"bannings": "9/m"}}
+
+        printed = run("quota_bans", *words, "--rule", "banning")
+
+        assert SUBJECT in printed
+        assert "Note" not in printed
+
+    def test_names_that_were_too_long_to_keep_are_null_in_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(quota_bans, "bans_in_force", lambda: (1, [ActiveBan(None, None, START)]))
+
+        (row,) = run("quota_bans", "list", "--json")
+
+        assert (row["subject"], row["rule"]) == (None, None)
 
     @pytest.mark.usefixtures("two_bans")
     @pytest.mark.parametrize(
@@ -1156,6 +1190,14 @@ class TestReset:
         assert (entry.object_id, entry.user, entry.change_message) == (SUBJECT, ann, "Reset: search")
 
     @pytest.mark.usefixtures("counted", "database")
+    def test_the_log_of_the_admin_has_each_rule_that_a_user_resets(self) -> None:
+        User.objects.create_user("ann")
+
+        run("quota_reset", SUBJECT, "--by", "ann")
+
+        assert LogEntry.objects.get().change_message == "Reset: 5/30m, 9/d, banning, search"
+
+    @pytest.mark.usefixtures("counted", "database")
     @pytest.mark.parametrize(
         "words",
         [
@@ -1260,6 +1302,17 @@ class TestWhatMatters:
         QuotaOverride.objects.create(**{"subject": USER, "mode": "blocked", **fields})
 
         assert self.headlines(USER) == [line]
+
+    def test_a_ban_names_the_user_who_set_it(self, ann: User) -> None:
+        run("quota_bans", "set", "banning", USER, "10m", "--by", "ann")
+
+        assert self.headlines(USER) == ["  Banned from banning for another 10 minutes (by ann)"]
+
+    def test_it_says_so_on_a_site_whose_settings_have_no_rules(self, database: Any, settings: Any) -> None:
+        settings.ROOT_URLCONF, settings.QUOTA = (), {}
+        QuotaOverride.objects.create(subject=USER, mode="blocked")
+
+        assert self.headlines(USER)[0] == "  Blocked, without an end"
 
     def test_it_knows_the_override_that_another_process_saved(self, database: Any) -> None:
         run("quota_status", USER)

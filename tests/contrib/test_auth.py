@@ -92,6 +92,11 @@ class Asked(BaseBackend):
         self.addresses.append(request.META["REMOTE_ADDR"])
 
 
+def made_backend() -> BaseBackend:
+    """Make a backend, as Django lets a function do it."""
+    return ByPhone()
+
+
 class WithoutLogins:
     """A backend that only knows permissions."""
 
@@ -1059,6 +1064,13 @@ def test_the_checks_find_a_wrong_setting(given: object, says: str, settings: Any
     assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.E002", "django_quota.W022"]
 
 
+def test_a_wrong_setting_is_found_beside_our_backend(settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [OURS, MODEL]
+    settings.QUOTA = {**settings.QUOTA, "LOGIN": {"5/x": "ip"}}
+
+    assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.E002"]
+
+
 class TestWhileRedisIsAway:
     """Two guesses in an hour, by name at an address."""
 
@@ -1161,6 +1173,7 @@ class TestWhileRedisIsAway:
         pytest.param([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "allow"}, ["W044"], id="fails open"),
         pytest.param([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "local"}, [], id="counts in the process"),
         pytest.param([f"{HERE}.Captcha", "nowhere.Backend", MODEL], None, [], id="a subclass of ours"),
+        pytest.param([OURS, f"{HERE}.made_backend"], None, [], id="a function that makes a backend"),
     ],
 )
 class TestChecks:

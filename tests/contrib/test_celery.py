@@ -124,6 +124,15 @@ def site(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         ({"quota": "2/61m"}, (1, 2), [(1, 0.0), (2, 0.0)]),
         ({"quota": "2/3601s"}, (1, 2), [(1, 0.0), (2, 0.0)]),
         ({"quota": ("10/m", "12/h")}, (1, 2), [(1, 0.0), (2, 6.06)]),
+        ({"quota": ("10/m", "5/d")}, (1, 2), [(1, 0.0), (2, 6.06)]),
+        # What a quota has no room for leaves the room to a task that costs less.
+        (
+            {"quota": Rule.make("strict", "2/d", count_refused=True), "cost": lambda task, args, kwargs: args[0]},
+            (1, 2, 1),
+            [(1, 0.0), (1, 0.0), (2, 86_400.0)],
+        ),
+        # Those that wait for a quota are spaced by what they cost.
+        ({"quota": "10/d", "cost": 5}, (1, 2, 3, 4), [(1, 0.0), (2, 0.0), (3, 86_400.0), (4, 90_763.2)]),
         ({"quota": Rule.make("day", "2/d", algorithm="calendar", tz="UTC", daily=True)}, (1, 2), [(1, 0.0), (2, 0.0)]),
     ],
 )
@@ -320,6 +329,22 @@ def test_a_task_that_finds_the_queue_full_takes_a_place_when_it_comes_again(site
 
     places = [run.headers[PLACE_HEADER]["at"] for run in site.worker.runs if PLACE_HEADER in run.headers]
     assert places == [site.clock.begin + 6_060_000, None, site.clock.begin + 12_120_000]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param({"id": "another", "retries": 0, "at": 0}, id="of another task"),
+        pytest.param("soon", id="of another program"),
+    ],
+)
+def test_a_place_that_is_not_its_own_helps_no_task(place: Any, site: Site) -> None:
+    task = site.task(quota="10/m")
+    task.delay(1)
+    task.apply_async((2,), headers={PLACE_HEADER: place})
+    site.worker.run_all()
+
+    assert site.starts == [0.0, 6.06]
 
 
 class TestRetries:
@@ -521,6 +546,13 @@ def test_a_task_that_would_expire_before_its_turn_fails_at_once(site: Site) -> N
     assert str(told.value) == "Task export would wait 0:00:13 for its turn, and expires in 0:00:05."
 
 
+def test_a_task_that_has_expired_is_said_to_expire_at_once(site: Site) -> None:
+    with pytest.raises(TaskWouldExpire) as told:
+        site.task(quota="10/m").quota_apply_async(expires=-5)
+
+    assert str(told.value) == "Task export would wait 0:00:00 for its turn, and expires in 0:00:00."
+
+
 def test_a_task_that_no_time_helps_fails(site: Site) -> None:
     never, too_much = site.task(quota="0/m"), site.task(name="huge", quota="10/d", cost=11)
     results = [never.delay(1), too_much.delay(1)]
@@ -673,6 +705,13 @@ class TestAnEagerTask:
         task = site.task(quota="1/m")
 
         assert [call(task, number) for number in (1, 2)] == [1, 2]
+
+    def test_it_takes_no_place_in_the_queue(self, call: Any, site: Site) -> None:
+        task = site.task(quota="1/m")
+        call(task, 1)
+        site.app.conf.task_always_eager = False
+
+        assert site.run(task, 2) == [0.0, 0.0]
 
     def test_it_does_not_count(self, call: Any, site: Site) -> None:
         call(site.task(quota="1/m"), 1)

@@ -190,6 +190,32 @@ async def test_a_rule_of_the_settings_holds_as_they_are_now(event: str, settings
 
 
 @in_a_loop
+async def test_a_visitor_whom_the_site_has_as_no_object_counts_by_address() -> None:
+    client = Client(QuotaSocket(echo, connect="1/m"))
+    client.scope["user"] = None
+
+    assert await answers(client) == ["accept"]
+    assert peek("1/m", "ip:192.0.2.1", name="websocket.connect").remaining == 0
+
+
+@in_a_loop
+async def test_a_handshake_is_a_get_request() -> None:
+    methods: list[str] = []
+
+    def by_method(request: Any) -> str:
+        methods.append(request.method)
+        return "all"
+
+    await opened(QuotaSocket(echo, connect="1/m", key=by_method))
+
+    assert methods == ["GET"]
+
+
+def test_the_notice_of_a_refusal_that_no_time_helps_has_no_wait() -> None:
+    assert json.loads(notice_as_json(check("0/m", "user:1")))["retry_after"] is None
+
+
+@in_a_loop
 async def test_handshakes_may_count_by_the_network_of_the_address() -> None:
     limited = partial(Client, QuotaSocket(echo, connect="1/m", key="ip/24"))
 

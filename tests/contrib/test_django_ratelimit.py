@@ -37,7 +37,9 @@ from django_quota.testing import freeze
 from tests.support.calls import calls_of, fetch, get
 from tests.support.commands import ROOT
 from tests.support.outages import no_answer
+from tests.support.overridden import override
 from tests.support.pages import run_page
+from tests.support.steps import SECOND, START
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -308,6 +310,30 @@ class TestUsage:
 
         assert not is_ratelimited(request, key=lambda group, request: "another", **limit)
 
+    def test_a_look_at_another_group_says_nothing_of_a_hit_before(self) -> None:
+        request, limit = get(), {"key": "ip", "rate": "1/m"}
+        for _ in range(2):
+            is_ratelimited(request, group="a", increment=True, **limit)
+
+        assert not is_ratelimited(request, group="b", **limit)
+
+    def test_the_time_left_is_rounded_up(self) -> None:
+        limit: Any = {"group": "g", "key": "ip", "rate": "1/m"}
+        with freeze(START):
+            is_ratelimited(get(), increment=True, **limit)
+        with freeze(START + SECOND * 6 // 10):
+            usage = get_usage(get(), **limit)
+
+        assert usage == {"count": 2, "limit": 1, "should_limit": True, "time_left": 60}
+
+    def test_the_time_left_of_who_is_blocked_is_that_of_the_override(self) -> None:
+        with freeze(START):
+            override(f"b {START} {START + 600 * SECOND} -", "*", "ip:192.0.2.1")
+            usage = get_usage(get(), group="g", key="ip", rate="5/m")
+
+        assert usage is not None
+        assert usage["time_left"] == 600
+
     def test_limits_of_different_methods_count_apart(self) -> None:
         reading, writing = (
             {"group": "g", "key": "ip", "rate": "1/m", "method": method, "increment": True}
@@ -409,6 +435,18 @@ class TestWhoIsLimited:
         [
             pytest.param({}, "2001:db8::1", "ip:2001:db8::/64", id="nothing set"),
             pytest.param({"RATELIMIT_IPV4_MASK": 24}, "192.0.2.1", "ip:192.0.2.0/24", id="mask of IPv4"),
+            pytest.param(
+                {"QUOTA": {"STORE": "memory", "IPV4_PREFIX": 24}},
+                "192.0.2.1",
+                "ip:192.0.2.0/24",
+                id="our prefix of IPv4",
+            ),
+            pytest.param(
+                {"QUOTA": {"STORE": "memory", "IPV6_PREFIX": 48}},
+                "2001:db8::1",
+                "ip:2001:db8::/48",
+                id="our prefix of IPv6",
+            ),
             pytest.param({"RATELIMIT_IPV6_MASK": 128}, "2001:db8::1", "ip:2001:db8::1/128", id="mask of IPv6"),
             pytest.param({"RATELIMIT_IP_META_KEY": "HTTP_X_CLIENT"}, "198.51.100.1", "ip:203.0.113.9", id="header"),
             pytest.param(
@@ -447,6 +485,14 @@ class TestWhoIsLimited:
         stacked(request)
 
         assert {outcome.subject for outcome in request.quota.outcomes} == {subject}
+
+    def test_visitors_of_a_limit_by_user_count_by_the_mask_too(self, settings: Any) -> None:
+        settings.RATELIMIT_IPV4_MASK = 24
+        request = get("post")
+
+        by_user(request)
+
+        assert request.quota.outcomes[0].subject == "ip:192.0.2.0/24"
 
     def test_a_user_counts_by_the_address_where_the_key_says_so(self) -> None:
         request = get(REMOTE_ADDR="192.0.2.1")
@@ -567,7 +613,14 @@ class TestWithoutTheStore:
         settings.RATELIMIT_FAIL_OPEN = True
 
         with no_answer():
-            assert limited_of(soft(), 1) == [False]
+            assert limited_of(soft(), 2) == [False, False]
+
+    def test_a_hit_that_is_let_through_has_no_usage(self, settings: Any) -> None:
+        settings.RATELIMIT_FAIL_OPEN = True
+        limit: Any = self.LIMIT
+
+        with no_answer():
+            assert get_usage(get(), **limit, increment=True) is None
 
     def test_a_hit_is_limited_for_an_unknown_time(self) -> None:
         limit: Any = self.LIMIT
@@ -687,9 +740,18 @@ class TestChecks:
             "Write '1/m' if that is meant. For other windows, use @quota."
         )
 
-    @pytest.mark.parametrize("rate", ["5/m", "10/60", (5, 60), None])
+    @pytest.mark.parametrize("rate", ["5/m", "10/60", (5, 60), None, of_the_group, f"{__name__}.of_the_group"])
     def test_a_rate_that_is_read_as_written_is_not_found(self, rate: Any, settings: Any) -> None:
-        assert "W024" not in findings(settings, ratelimit(key="ip", rate=rate, group="g")(ok))
+        found = findings(settings, ratelimit(key="ip", rate=rate, group="g")(ok))
+
+        assert not found.keys() & {"E025", "W024"}
+
+    def test_the_limit_below_another_one_is_checked_too(self, settings: Any) -> None:
+        both = ratelimit(key="ip", rate="1/m", group="g")(ratelimit(key="ip", rate="often", group="below")(ok))
+
+        (message,) = findings(settings, both)["E025"]
+
+        assert message.startswith("@ratelimit of below: 'often' is not a rate.")
 
     @pytest.mark.parametrize(
         ("given", "says"),

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import pytest
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import path
 from ninja import NinjaAPI
@@ -19,7 +19,7 @@ from ninja.security import HttpBearer
 from django_quota import Subject, check, peek
 from django_quota.contrib import ninja as contrib
 from django_quota.contrib.ninja import install, limits
-from django_quota.exceptions import RuleError
+from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.limiting.known_rules import known_rules
 from django_quota.testing import freeze
 from tests.contrib import ninja_site
@@ -231,6 +231,13 @@ class TestKeyAuth:
         request.auth = returned
 
         assert contrib.auth(request) == subject
+
+    def test_an_object_that_is_not_saved_yet_is_an_error(self) -> None:
+        request: Any = HttpRequest()
+        request.auth = SimpleNamespace(pk=None)
+
+        with pytest.raises(RuleError, match="The authentication returned SimpleNamespace, which identifies nobody"):
+            contrib.auth(request)
 
     def test_a_request_that_nobody_has_authenticated_is_limited_by_its_address(self) -> None:
         request: Any = HttpRequest()
@@ -449,17 +456,65 @@ def api_with(limit: Any, name: str, **options: Any) -> NinjaAPI:
     return made
 
 
-def test_an_operation_may_count_by_the_network_of_the_address(settings: Any, client: Any) -> None:
-    api = api_with(limits("1/m", key="ip/24", name="network"), "networks")
+def serve(settings: Any, api: NinjaAPI) -> None:
     settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", api.urls)]})
+
+
+def test_an_operation_may_count_by_the_network_of_the_address(settings: Any, client: Any) -> None:
+    serve(settings, api_with(limits("1/m", key="ip/24", name="network"), "networks"))
 
     replies = [client.get("/api/search", REMOTE_ADDR=f"203.0.{each}") for each in ("113.9", "113.77", "114.1")]
 
     assert [reply.status_code for reply in replies] == [200, 429, 200]
 
 
+def test_an_operation_may_answer_what_its_limit_refuses(settings: Any) -> None:
+    api = NinjaAPI(urls_namespace="quota-tests-own-answers")
+
+    @api.get("/search")
+    @limits("1/m", key="ip", block=False)
+    def search(request: Any) -> bool:
+        return bool(request.quota.allowed)
+
+    serve(settings, api)
+
+    replies = [get("/api/search") for _ in range(2)]
+
+    assert [(reply.status_code, reply.json()) for reply in replies] == [(200, True), (200, False)]
+
+
+def test_an_operation_may_use_the_name_quota_on_its_request_for_something_else(settings: Any) -> None:
+    api = NinjaAPI(urls_namespace="quota-tests-own-quota")
+
+    @api.get("/search")
+    @limits("1/m", key="ip")
+    def search(request: Any) -> str:
+        request.quota = {"left": 3}
+        return "ok"
+
+    settings.MIDDLEWARE = []
+    serve(settings, api)
+
+    assert get("/api/search").json() == "ok"
+
+
+def test_an_exception_handler_sees_what_throttles_have_decided_too(settings: Any) -> None:
+    seen: list[str] = []
+    api = api_with(limits("0/m", key="ip", name="closed"), "seen", throttle=contrib.AnonRateThrottle("9/m"))
+
+    @api.exception_handler(contrib.OperationRefused)
+    def answer(request: HttpRequest, error: Any) -> HttpResponse:
+        seen.extend(outcome.rule for outcome in error.decision.outcomes)
+        return HttpResponse(status=418)
+
+    serve(settings, api)
+
+    assert get("/api/search").status_code == 418
+    assert seen == ["ninja.anon.9-60", "closed"]
+
+
 def findings(settings: Any, code: str, api: NinjaAPI) -> list[Any]:
-    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", api.urls)]})
+    serve(settings, api)
     return [each for each in run_checks(tags=["django_quota"]) if each.id == f"django_quota.{code}"]
 
 
@@ -486,6 +541,13 @@ class TestW027AnApiThatAnswersNoRefusal:
         install(installed)
 
         assert findings(settings, "W027", installed) == []
+
+    def test_an_exception_handler_of_its_own_answers_for_it(self, settings: Any) -> None:
+        settings.MIDDLEWARE = []
+        handled = api_with(limits("2/m", name="one"), "handled")
+        handled.add_exception_handler(QuotaExceeded, lambda request, error: HttpResponse(status=429))
+
+        assert findings(settings, "W027", handled) == []
 
     def test_the_middleware_answers_for_it(self, settings: Any) -> None:
         assert findings(settings, "W027", api_with(limits("2/m", name="one"), "below-middleware")) == []
@@ -570,6 +632,7 @@ class Named:
         pytest.param(dict[str, Any], "auth", True, id="a dict"),
         pytest.param(Claims | None, "auth", True, id="a dataclass or None"),
         pytest.param(Optional[Claims], "auth", True, id="Optional"),  # noqa: UP045 — as older code writes it
+        pytest.param(str | dict[str, Any], "auth", True, id="a string or a dict"),
         pytest.param(Account, "auth", False, id="a dataclass with a pk"),
         pytest.param(Member, "auth", False, id="a dataclass with a property pk"),
         pytest.param(Named, "auth", False, id="a dataclass with a string of its own"),
@@ -649,3 +712,11 @@ class TestNamesOfRules:
             for name in ("serch", "searhc")
         ]
         assert all("'search'?" in each.hint for each in found)
+
+    def test_e024_is_found_on_the_second_of_two_operations(self, settings: Any) -> None:
+        two = api_with(limits(rule="search"), "second")
+        two.get("/other")(limits(rule="serch")(lambda request: "ok"))
+
+        (found,) = findings(settings, "E024", two)
+
+        assert found.msg.startswith("@limits(rule='serch') on ")

@@ -133,6 +133,19 @@ def test_checks_of_several_rules_that_asked_no_store_are_counted_by_their_rules(
     assert meters.of_rules("quota.prefetched") == {"hot": saved, "hotter": saved}
 
 
+def test_a_shadow_rule_that_would_have_refused_asked_no_store_never(meters: Meters) -> None:
+    hot = Rule.make("hot", "1000/m", key="ip", prefetch=True)
+    for _ in range(50):
+        check(hot, "ip:192.0.2.1")
+    request = RequestFactory().post("/", {"phone": "1"}, REMOTE_ADDR="192.0.2.1")
+
+    decided = decide(request, [hot, Rule.make("codes", "0/m", key="post:phone", shadow=True)])
+
+    assert decided.approximate
+    assert meters.checks["codes", "shadowed"] == 1
+    assert set(meters.of_rules("quota.prefetched")) == {"hot"}
+
+
 def test_each_instrument_has_its_unit_and_says_what_it_counts(meters: Meters) -> None:
     for _ in range(50):
         check("1000/m", "user:1", prefetch=True)
@@ -185,6 +198,28 @@ def test_the_bounds_of_the_histogram_rise_from_a_refusal_from_memory_to_four_tim
 
     assert (BUCKETS[0], BUCKETS[-1]) == (0.000_05, 1.0)
     assert all(1.99 < step < 2.51 for step in steps)
+
+
+def test_the_duration_is_recorded_in_seconds(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limiter, "perf_counter_ns", lambda: 1_000_000_000)
+    monkeypatch.setattr(metrics, "perf_counter_ns", lambda: 3_500_000_000)
+
+    check("3/m", "user:1", name="search")
+
+    assert meters.points("quota.check.duration", "sum") == {("search", "allowed"): 2.5}
+
+
+def test_what_a_view_answers_itself_is_refused_all_the_same(meters: Meters) -> None:
+    check("0/m", "user:1", name="own answer", block=False)
+
+    assert meters.durations == {("own answer", "refused"): 1}
+
+
+def test_a_rule_with_a_very_long_name_is_prefetched_under_the_label_of_its_checks(meters: Meters) -> None:
+    for _ in range(50):
+        check("1000/m", "user:1", name="x" * 300, prefetch=True)
+
+    assert set(meters.of_rules("quota.prefetched")) == {rule for rule, _ in meters.checks} != {"x" * 300}
 
 
 @pytest.mark.parametrize("chosen", ["allow", "deny", "local"])

@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -20,6 +21,7 @@ from ninja.testing import TestClient
 from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.decorators import action, api_view, authentication_classes, throttle_classes
+from rest_framework.generics import ListAPIView
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -103,6 +105,7 @@ class AsyncSearch(AsyncAPIView):
         return Response()
 
 
+BY_TOKEN: dict[str, Any] = {"authentication_classes": (ByToken,), "throttle_classes": (QuotaThrottle,)}
 UNTHROTTLED = (api_view(["GET"]), authentication_classes([ByToken]), throttle_classes([]))
 LIMITED = (api_view(["GET"]), authentication_classes([ByToken]), throttle_classes([QuotaThrottle]))
 
@@ -286,6 +289,17 @@ class TestWhoIsLimited:
         limited = with_quota_rules("scope")(lambda self, request: Response())
 
         assert codes(view_of(get=timed(limited)), "1", 2) == [200, 429]
+
+    def test_a_method_of_the_framework_that_answers_is_limited(self) -> None:
+        view = view_of(base=ListAPIView, list=lambda self, request: Response(), throttle_scope="scope", **BY_TOKEN)
+
+        assert codes(view, "1", 2) == [200, 429]
+
+    def test_a_view_may_answer_what_a_rule_refuses(self) -> None:
+        rule = Rule.make("own answer", "1/m", key="user", block=False)
+        view = view_of(quota_rules=[rule], get=lambda self, request: Response(request.quota.allowed))
+
+        assert [reply.data for reply in called(view, "1", 2)] == [True, False]
 
     def test_a_single_rule_needs_no_list(self) -> None:
         view = view_of(quota_rules=Rule.make("single", "1/m", key="user"))
@@ -513,6 +527,12 @@ class TestSlots:
 
         assert ask("running", "1").json() == ["user:1"]
 
+    def test_the_options_of_quota_slots_may_be_any_mapping(self, settings: Any) -> None:
+        at(settings, exports=Exports.as_view(quota_slots=MappingProxyType({"at_once": 1, "name": "exports"})))
+
+        with slot("exports", 1):
+            assert statuses("exports", "1") == [429]
+
     def test_two_throttles_of_a_view_take_one_quota_slot(self, settings: Any) -> None:
         at(settings, exports=Exports.as_view(throttle_classes=[QuotaThrottle, Burst]))
 
@@ -677,7 +697,9 @@ class TestTheFrameworksThrottles:
 
         assert [reply.status_code for reply in replies] == [200, 200, 429]
 
-    @pytest.mark.parametrize("cache_format", ["%s-%s", "100%"], ids=["positions", "no format"])
+    @pytest.mark.parametrize(
+        "cache_format", ["%s-%s", "100%", "%(tenant)s"], ids=["positions", "no format", "another name"]
+    )
     def test_a_cache_format_of_its_own_limits_too(self, cache_format: str) -> None:
         throttle = type("Own", (ByTenant,), {"cache_format": cache_format})
 
@@ -734,6 +756,14 @@ class TestTheFrameworksThrottles:
         strict = type("Strict", (Burst,), {"scope": "strict", "throttle_success": lambda self: False})
 
         assert codes(view_of(strict)) == [429]
+
+    def test_throttle_success_of_a_subclass_is_not_asked_where_nothing_is_limited(self) -> None:
+        strict = type("Strict", (Anonymous,), {"throttle_success": lambda self: False})
+
+        assert codes(view_of(strict), "1") == [200]
+
+    def test_a_view_without_a_scope_is_not_limited_by_one(self) -> None:
+        assert codes(view_of(ScopedRateThrottle), times=2) == [200, 200]
 
     def test_throttle_failure_of_a_subclass_may_allow(self) -> None:
         lenient = type("Lenient", (Burst,), {"scope": "lenient", "throttle_failure": lambda self: True})
@@ -970,6 +1000,30 @@ def test_a_view_whose_throttled_has_words_of_its_own_keeps_them() -> None:
     _, refused = called(view, times=2)
 
     assert (refused.status_code, refused.data["detail"]) == (429, "Slow down. Expected available in 60 seconds.")
+
+
+def test_a_503_says_so_though_throttled_of_the_view_has_words_of_its_own(settings: Any) -> None:
+    def throttled(view: Any, request: Any, wait: Any) -> None:
+        raise exceptions.Throttled(wait, "Slow down.")
+
+    settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
+
+    with no_answer():
+        (reply,) = called(view_of(throttled=throttled, throttle_scope="scope"))
+
+    assert (reply.status_code, reply.data["detail"]) == (
+        503,
+        "This cannot be served right now. Please try again shortly.",
+    )
+
+
+def test_a_client_that_takes_anything_gets_the_detail_as_json() -> None:
+    request = RequestFactory().get("/", headers={"Accept": "*/*"})
+
+    reply = detail_response(request, check("0/m", "user:1"))
+
+    assert reply is not None
+    assert reply.headers["Content-Type"] == "application/json"
 
 
 class Options(Limited):

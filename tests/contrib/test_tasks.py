@@ -105,6 +105,7 @@ BY_ORG: Any = {"key": lambda task, args, kwargs: f"org:{args[0]}", "cost": lambd
         (TaskQuota(Rule.make("bucket", "10/m", algorithm="token_bucket", burst=1)), [7, 7, 7], [0.0, 6.0, 12.0]),
         (TaskQuota(Rule.make("billing", "10080/w", algorithm="calendar", starts=monday)), [7, 7], [0.0, 60.0]),
         (TaskQuota("10/m", cost=2), [7, 7], [0.0, 12.0]),
+        (TaskQuota("1000000/s"), [7], [0.0]),  # in thirty days as many as no limit may have
     ],
 )
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -138,6 +139,10 @@ def test_the_keyword_arguments_of_the_task_tell_its_key_and_its_cost(export: Any
     found = [limit.enqueue(export, 7, file_format=name) for name in ("pdf", "csv", "pdf")]
 
     assert waits(*found) == [0.0, 0.0, 12.0]
+
+
+def test_a_task_that_need_not_wait_has_no_moment(export: Any) -> None:
+    assert TaskQuota("10/m").enqueue(export, 7).task.run_after is None
 
 
 def test_the_options_of_the_task_stay(export: Any) -> None:
@@ -212,6 +217,17 @@ def test_a_refused_task_takes_nothing_of_the_next_place(export: Any, option: dic
     assert len(export.get_backend().results) == 5
 
 
+def test_a_refused_task_leaves_the_last_place_to_one_that_costs_less(export: Any) -> None:
+    limit = TaskQuota(Rule.make("exports", "1/7d", count_refused=True), cost=lambda task, args, kwargs: args[0])
+    limit.enqueue(export, 3)
+    with pytest.raises(QuotaExceeded):
+        limit.enqueue(export, 2)
+
+    limit.enqueue(export, 1)
+
+    assert len(export.get_backend().results) == 2
+
+
 def test_the_async_form_awaits_the_backend() -> None:
     export = StandIn()
 
@@ -263,9 +279,16 @@ class TestWhileRedisDoesNotAnswer:
         with pytest.raises(QuotaExceeded):
             TaskQuota(Rule.make("exports", "1/m", on_unavailable="deny")).enqueue(export, 7)
 
-    def test_a_rule_that_needs_a_request_is_an_error(self, export: Any) -> None:
+    @pytest.mark.parametrize(
+        "rule",
+        [
+            pytest.param(Rule.make("devices", "3/d", distinct=True), id="counts different values"),
+            pytest.param(Rule.make("devices", lambda request: "3/d"), id="a function says the rate"),
+        ],
+    )
+    def test_a_rule_that_needs_a_request_is_an_error(self, export: Any, rule: Rule) -> None:
         with pytest.raises(RuleError) as raised:
-            TaskQuota(Rule.make("devices", "3/d", distinct=True)).enqueue(export, 7)
+            TaskQuota(rule).enqueue(export, 7)
 
         assert str(raised.value) == "Rule 'devices' needs a request, so no task can use it. Use a rule with a rate."
 

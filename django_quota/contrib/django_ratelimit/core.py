@@ -138,12 +138,11 @@ def _usage(outcomes: Sequence[Outcome], *, is_limited: bool) -> Usage | None:
     if not outcomes:  # limits are off, or the store does not answer
         return Usage(count=0, limit=0, should_limit=True, time_left=-1) if is_limited else None
     outcome = outcomes[0]
-    left = outcome.retry_after if is_limited and outcome.retry_after is not None else outcome.reset_after
     return Usage(
         count=outcome.of.capacity + 1 if is_limited else outcome.used,
         limit=outcome.of.capacity,
         should_limit=is_limited,
-        time_left=math.ceil(left) or outcome.window or 0,
+        time_left=math.ceil(outcome.reset_after) or outcome.window or 0,
     )
 
 

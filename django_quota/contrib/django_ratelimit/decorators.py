@@ -116,7 +116,7 @@ def rules_of_ratelimits(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all views, without those whose rate is wrong or a function."""
     for limit in _limits(patterns):
         with suppress(ImproperlyConfigured):
-            rule = None if limit.is_dynamic else rule_of_group(limit, limit.rate)
+            rule = rule_of_group(limit, limit.rate)
             if rule is not None:
                 yield rule
 

@@ -78,7 +78,7 @@ class _QuotaMixin:
             raise exceptions.ParseError(str(error)) from error
         adapters.attach_decision(request, decision)
         no_slot = None if decision.enforced else adapters.take_waiting_slots(request)
-        self._decision = decision if no_slot is None else decision.combined_with(no_slot)
+        self._decision = decision if no_slot is None else no_slot
         _prepare(view, request)
         return not self._decision.enforced
 
@@ -403,7 +403,7 @@ def detail_response(request: HttpRequest, decision: Decision) -> HttpResponse | 
     """
     if request.get_preferred_type(["application/json", "text/html"]) == "text/html":
         return None
-    refused = QuotaThrottled(decision, decision.retry_after)
+    refused = QuotaThrottled(decision)
     return JsonResponse({"detail": refused.detail}, status=refused.status_code)
 
 
