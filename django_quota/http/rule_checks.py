@@ -448,8 +448,8 @@ def _methods_of(endpoint: Endpoint) -> set[str] | None:
     view_class = endpoint.view_class
     if view_class is None or not issubclass(view_class, View):
         return None
-    actions = getattr(endpoint.callback, "actions", None)
-    named = actions or [name for name in view_class.http_method_names if hasattr(view_class, name)]
+    actions = getattr(endpoint.callback, "actions", None) or ()  # of a ViewSet, which also answers OPTIONS
+    named = [*actions, *(name for name in view_class.http_method_names if hasattr(view_class, name))]
     methods = {name.upper() for name in named}
     return methods | ({"HEAD"} if "GET" in methods else set())
 
