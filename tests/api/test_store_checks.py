@@ -109,6 +109,12 @@ def test_w012_a_long_timeout_blocks_threads_while_redis_hangs(alias: Any, second
     assert ids(caches=alias(seconds)) == expected
 
 
+def test_w012_each_long_timeout_is_named() -> None:
+    found = [each.msg.partition(" When ")[0] for each in found_in(SOCKET_TIMEOUT=3, SOCKET_CONNECT_TIMEOUT=4)]
+
+    assert found == ['socket_timeout of CACHES["default"] is 3.', 'socket_connect_timeout of CACHES["default"] is 4.']
+
+
 def test_e013_a_timeout_in_the_url() -> None:
     assert ids(caches={"default": {**REDIS, "LOCATION": f"{URL}?socket_timeout=-1", "OPTIONS": {}}}) == ["E013"]
 
