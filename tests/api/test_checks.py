@@ -742,6 +742,7 @@ def test_a_name_that_the_urls_do_not_have_would_never_fit(options: Any, code: st
         pytest.param(["0.0.0.0/0"], ["IPv4"], id="all of IPv4"),
         pytest.param(["::/0", "10.0.0.0/8"], ["IPv6"], id="all of IPv6"),
         pytest.param(["0.0.0.0/1", "128.0.0.0/1"], ["IPv4"], id="all of IPv4 in two halves"),
+        pytest.param(["::/1", "0.0.0.0/1", "8000::/1"], ["IPv6"], id="all of IPv6 beside a half of IPv4"),
         pytest.param(["::ffff:0:0/96"], ["IPv4"], id="all of IPv4 as IPv6 maps it"),
         pytest.param(["64:ff9b::/96"], ["IPv4"], id="all of IPv4 behind NAT64"),
         pytest.param(["0.0.0.0/1", "::/1", "staff"], [], id="one half of each"),
@@ -763,6 +764,9 @@ SITE_URLS = (
     re_path(r"^old/(?P<pk>\d+)/$", page),
     re_path(r"^files?/all/$", page),
     re_path(r"^a-b/$", page),
+    re_path(r"^c-d/\Z", page),
+    re_path(r"^e-f/", page),
+    re_path(r"^g-h/", include([path("intro/", page)])),
     path("docs/", include([path("intro/", page)])),
 )
 
@@ -775,7 +779,8 @@ SITE_URLS = (
         *((text, True) for text in ("/a-b/", "host:a.example", {"path": "/shop/", "host": "a.example"})),
         *((text, True) for text in ("/docs/", "/docs/intro/")),
         *((text, False) for text in ("/apis/", "/shops/", "/older/", "/a-c/", "/ap/*/users/")),
-        *((text, False) for text in ("/docs/other/", "/docs/intro/more/", "/a-b/more/")),
+        *((text, True) for text in ("/c-d/", "/e-f/more/", "/g-h/intro/")),
+        *((text, False) for text in ("/docs/other/", "/docs/intro/more/", "/a-b/more/", "/c-d/more/", "/g-h/more/")),
         ({"path": "/apis/", "host": "a.example"}, False), (["/api/", "/apis/"], False),
         (["re:^/x", "/apis/"], False), ([f"{__name__}.page", "/apis/"], False),
     ],
@@ -795,6 +800,8 @@ def test_w041_a_path_in_match_that_no_url_begins_with(match: Any, is_reached: bo
         pytest.param("/shop/*/buy", False, id="no slash at the end"),
         pytest.param("/api/*/users/", True, id="an argument without a slash"),
         pytest.param("/media/*.css", True, id="an argument that may have slashes"),
+        pytest.param("/api/v2/*/", True, id="a part with an argument"),
+        pytest.param("/shop/x**", True, id="two stars within an argument"),
         pytest.param("/old/*", True, id="a regular expression"),
         pytest.param("/shop/**.css", True, id="two stars match anything"),
         pytest.param(["/shop/*", "/shop/"], False, id="one of two"),
@@ -808,9 +815,16 @@ def test_w041_a_glob_that_no_url_fits(glob: Any, fits: bool, settings: Any) -> N
     assert ["Write '/shop/'" in each for each in found] == [True] * (not fits)
 
 
-@pytest.mark.parametrize("others", [(), SITE_URLS], ids=["alone", "beside others"])
-def test_w041_a_glob_may_fit_the_urls_of_another_language(others: tuple[Any, ...], settings: Any) -> None:
-    urls = (*others, *i18n_patterns(path("shop/", page), prefix_default_language=False))
+def test_w041_two_stars_fit_no_url_that_ends_before_them(settings: Any) -> None:
+    (found,) = found_on(settings, {"a": {"rate": "1/m", "match": "/e-f/x**"}}, path("e-f/", page), only="W041")
+    assert "no URL begins with '/e-f/x'" in found
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((), ()), (SITE_URLS, ()), ((), SITE_URLS)], ids=["alone", "after others", "before others"]
+)
+def test_w041_a_glob_may_fit_the_urls_of_another_language(before: Any, after: Any, settings: Any) -> None:
+    urls = (*before, *i18n_patterns(path("shop/", page), prefix_default_language=False), *after)
     assert found_on(settings, {"a": {"rate": "1/m", "match": "/de/*/"}}, *urls, only="W041") == []
 
 
