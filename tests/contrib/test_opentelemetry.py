@@ -133,6 +133,16 @@ def test_checks_of_several_rules_that_asked_no_store_are_counted_by_their_rules(
     assert meters.of_rules("quota.prefetched") == {"hot": saved, "hotter": saved}
 
 
+def test_a_shadow_that_would_refuse_beside_one_that_asked_no_store_is_not_among_them(meters: Meters) -> None:
+    hot = Rule.make("hot", "1000/m", prefetch=True)
+    shut = Rule.make("shut", "0/m", key="post:phone", shadow=True)  # by the body, so it is decided in a second step
+    with freeze(START):
+        decisions = [decide(RequestFactory().post("/", {"phone": "1"}), [hot, shut]) for _ in range(50)]
+
+    assert any(decision.approximate for decision in decisions)
+    assert list(meters.of_rules("quota.prefetched")) == ["hot"]
+
+
 def test_each_instrument_has_its_unit_and_says_what_it_counts(meters: Meters) -> None:
     for _ in range(50):
         check("1000/m", "user:1", prefetch=True)
