@@ -42,6 +42,10 @@ async def fails(request: Any) -> HttpResponse:
     raise ZeroDivisionError
 
 
+def rate_of(request: HttpRequest) -> str:
+    return "1/m"
+
+
 async def acost(request: HttpRequest) -> int:
     return 1
 
@@ -234,6 +238,11 @@ class TestKindsOfViews:
                 lambda: quota("1/m")(None),  # type: ignore[type-var]
                 "@quota is on NoneType, not on a view. Write @quota('10/m') above a view.",
                 id="None",
+            ),
+            pytest.param(
+                lambda: quota(rate_of)(None),  # type: ignore[type-var]
+                "@quota is on NoneType, not on a view. Write @quota('10/m') above a view.",
+                id="None, by a function for a rate",
             ),
             pytest.param(
                 lambda: quota(plain)(get()),
