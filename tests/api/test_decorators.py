@@ -208,6 +208,22 @@ class TestKindsOfViews:
 
         assert [rule.name for rule in rules_of_view(RequestFactory().generic(method, "/"), view)] == names
 
+    @pytest.mark.parametrize(
+        ("members", "method", "names"),
+        [
+            pytest.param({}, "HEAD", ["head"], id="a head() of its own"),
+            pytest.param({"http_method_names": ["head"]}, "GET", [], id="a method that the class does not answer"),
+            pytest.param({"http_method_names": ["purge"]}, "PURGE", ["purge"], id="a method that only the class knows"),
+        ],
+    )
+    def test_the_limit_of_a_method_is_that_of_the_method_which_the_class_calls(
+        self, members: dict[str, Any], method: str, names: list[str]
+    ) -> None:
+        limits = {name: quota("2/m", name=name)(Sync.get) for name in ("get", "head", "purge")}
+        view = derived(Sync, **limits, **members).as_view()
+
+        assert [rule.name for rule in rules_of_view(RequestFactory().generic(method, "/"), view)] == names
+
     @pytest.mark.parametrize("cls", [Sync, Async])
     @pytest.mark.parametrize("way", WAYS)
     def test_two_classes_that_inherit_a_limit_never_share_it(self, way: str, cls: type[View]) -> None:

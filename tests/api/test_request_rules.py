@@ -328,6 +328,14 @@ class TestSlotsThatWaitForTheUser:
         with slot(name, 1, subject="user:7"):
             assert held(self.request()).status_code == 429
 
+    def test_one_that_does_not_block_refuses_nobody(self) -> None:
+        held = concurrency(1, "user", name="one", block=False)(
+            concurrency(1, "user", name="two")(self.Holding.as_view())
+        )
+
+        with slot("one", 1, subject="user:7"):
+            assert held(self.request()).content == b"[1, 1]"
+
     def test_a_refused_request_holds_none(self, held: Any) -> None:
         with slot("two", 1, subject="user:7"):
             held(self.request())

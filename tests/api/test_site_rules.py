@@ -128,6 +128,12 @@ class TestMatch:
 
         assert found(path, matching(*matches)) == one_by_one
 
+    def test_rules_are_in_the_order_of_the_settings(self) -> None:
+        places = [f"/x{number}/" for number in range(12)]
+        places[1], places[8] = "api:*", "/api/"
+
+        assert found("/api/search/", matching(*places)) == ["1", "8"]
+
     @pytest.mark.parametrize(
         ("rules", "words"),
         [
@@ -190,6 +196,7 @@ class TestHostThatIsNotAllowed:
             pytest.param("host:testserver", True, id="of another host"),
             pytest.param({"path": "/plain/", "host": "*.example"}, True, id="of a path, of other hosts"),
             pytest.param({"path": "/x/", "host": "a.b"}, False, id="but not of another path"),
+            pytest.param(["/x/", "host:a.b"], True, id="of another path, or of another host"),
         ],
     )
     def test_it_meets_a_rule(self, match: Any, is_limited: bool, host: str) -> None:
