@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, acheck, check, peek, quota
-from django_quota.adapters import adecide, decide
+from django_quota.adapters import adecide, decide, set_body_parser
 from django_quota.exceptions import ConfigurationError
 from django_quota.testing import clear, freeze
 from tests.support.calls import asubject_of, both, calls_of, subject_of
@@ -554,6 +554,30 @@ def test_json_is_parsed_once_for_all_rules(parsers: list[threading.Thread]) -> N
     decide(sent({"phone": "a"}), [BY_JSON, BY_CODE, VALUES])
 
     assert len(parsers) == 1
+
+
+def test_a_framework_parses_once_for_all_rules_though_it_finds_no_fields() -> None:
+    parsed: list[str] = []
+    request = sent({"phone": "a"})
+    set_body_parser(request, lambda: parsed.append("once"))
+
+    decide(request, [BY_JSON, BY_CODE, VALUES])
+
+    assert parsed == ["once"]
+
+
+def test_zero_is_a_value_like_any_other() -> None:
+    assert of_phone(0) == of_phone("0") != "ip:192.0.2.1"
+
+
+def test_a_number_without_an_end_is_a_value_like_any_other() -> None:
+    assert of_phone(float("inf")) == of_phone("inf") != "ip:192.0.2.1"
+
+
+def test_different_values_of_several_fields_count_as_they_were_sent() -> None:
+    rule = Rule.make("values", "9/h", key="ip", distinct=("ip", ("ip", "json:phone")))
+
+    assert [check(rule, sent({"phone": phone})).remaining for phone in ("b", "B", "b")] == [8, 7, 7]
 
 
 @both
