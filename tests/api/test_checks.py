@@ -89,6 +89,14 @@ def test_a_tier_function_of_a_slot_needs_a_tier_for_all_others_too() -> None:
     assert "if builtins.str returns None or a name that is none of 'free', 'pro'." in found.msg
 
 
+def test_w049_each_slot_without_a_tier_for_all_others_is_named() -> None:
+    slot = {"at_once": 4, "match": "/", "share": {"free": 0.5, "pro": 1.0}, "tier": "builtins.str"}
+
+    found = findings({"RULES": {"exports": slot, "imports": slot}})
+
+    assert [each.msg.partition(" has no tier ")[0] for each in found] == ["Slot 'exports'", "Slot 'imports'"]
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [

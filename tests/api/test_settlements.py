@@ -337,6 +337,27 @@ def test_a_client_that_left_before_the_response_may_be_near_the_limit() -> None:
     assert heard == ["bytes"]
 
 
+def test_a_client_that_left_may_be_near_a_limit_of_the_settings(settings: Any) -> None:
+    rule = {"rate": "10/h", "settle": SIZE, "cost": 9, "match": "/"}
+    settings.MIDDLEWARE, settings.QUOTA = MIDDLEWARE, {**settings.QUOTA, "RULES": {"everywhere": rule}}
+    settings.ROOT_URLCONF = (path("alone/", endless_alone),)
+
+    async def leave() -> None:
+        has_begun.append(begun := asyncio.Event())
+        task = asyncio.create_task(AsyncClient().get("/alone/"))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    heard: list[str] = []
+
+    with received(near_limit, lambda rule, **_: heard.append(rule.name)):
+        asyncio.run(leave())
+
+    assert heard == ["everywhere"]
+
+
 @pytest.mark.usefixtures("site")
 class TestRuleOfTheSettings:
     def test_it_takes_the_dotted_path_of_a_function(self) -> None:
