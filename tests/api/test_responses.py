@@ -433,6 +433,19 @@ def test_each_of_the_older_headers_that_it_brings_is_kept(name: str) -> None:
     }  # fmt: skip
 
 
+def test_a_response_that_it_returns_each_time_has_the_wait_of_each_refusal() -> None:
+    kept = HttpResponse("slow down", status=429)
+
+    waits = []
+    with answered_by(lambda request, decision: kept):
+        for second in (0, 20, 40):
+            with freeze(NOW + second * SECOND):
+                decision = check("1/m", "user:1")
+                waits += [] if decision else [refusal_response(get(), decision).headers["Retry-After"]]
+
+    assert waits == ["40", "20"]
+
+
 def test_where_it_returns_none_the_default_answer_is_sent() -> None:
     with answered_by(lambda request, decision: None):
         assert refused("text/plain").text == "This is closed until further notice.\n"
