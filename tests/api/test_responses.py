@@ -25,7 +25,7 @@ from django.utils.html import escape, strip_tags
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from django_quota import Decision, Rule, check, peek, quota
+from django_quota import Decision, Rule, check, check_all, peek, quota
 from django_quota.adapters import arefusal_response, refusal_response, write_headers
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.http import refusal_page
@@ -280,6 +280,20 @@ class TestProblemJson:
 
         assert problem["type"].endswith("#quota-exceeded")
 
+    def test_of_what_is_shut_for_longer_than_a_ban_is_not_that_of_the_ban(self) -> None:
+        with freeze(NOW):
+            for _ in range(3):
+                check("1/m", "global", **self.BAN)
+            refused = check_all(
+                [
+                    (Rule.make(self.BAN["name"], "1/m", ban=self.BAN["ban"]), "global"),
+                    (Rule.make("shut", "0/m"), "global"),
+                ]
+            )
+            problem = json.loads(refusal_response(get(), refused).content)
+
+        assert (refused.rule, problem["type"].partition("#")[2]) == ("shut", "quota-exceeded")
+
     def test_of_a_ban_does_not_show_what_the_limit_has_left(self) -> None:
         with freeze(NOW):
             for _ in range(3):
@@ -326,6 +340,14 @@ class TestAnAnswerWhileTheStoreIsAway:
 
     def test_is_not_logged_as_a_refusal(self, away: HttpResponse, caplog: pytest.LogCaptureFixture) -> None:
         assert caplog.get_records("setup") == []
+
+
+def test_an_answer_of_another_status_is_not_logged_as_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    refused = check("0/m", "user:1", name="answered as a 404")
+
+    write_headers(HttpResponse(status=404), refused)
+
+    assert caplog.messages == []
 
 
 def test_the_record_of_a_refusal_has_its_status(caplog: pytest.LogCaptureFixture) -> None:
