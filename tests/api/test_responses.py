@@ -214,6 +214,25 @@ def test_the_settings_choose_the_headers(settings: Any, chosen: object, legacy: 
     assert found == (["5", "4", "60"] if legacy else [None] * 3)
 
 
+def test_the_older_headers_have_whole_seconds_after_which_all_is_free(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "LEGACY_HEADERS": True}
+    with freeze(NOW):
+        check("5/m", "user:1")
+    with freeze(NOW + SECOND // 2):
+        headers = write_headers(HttpResponse(), peek("5/m", "user:1")).headers
+
+    assert headers["X-RateLimit-Reset"] == "60"
+
+
+def test_the_older_headers_are_left_out_if_no_limit_binds(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "LEGACY_HEADERS": True}
+    away = Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True)
+
+    headers = refusal_response(get(), check("5/m", "user:1").combined_with(away)).headers
+
+    assert ("RateLimit" in headers, [name for name in headers if name.startswith("X-RateLimit")]) == (True, [])
+
+
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
 
