@@ -369,6 +369,14 @@ def test_an_answer_of_another_status_is_not_logged_as_a_refusal(caplog: pytest.L
     assert caplog.messages == []
 
 
+def test_a_refusal_is_logged_though_the_clock_went_back(caplog: pytest.LogCaptureFixture) -> None:
+    for moment in (NOW, NOW - 60 * SECOND):
+        with freeze(moment):
+            refusal_response(get(), check("0/m", "user:1", name="before"))
+
+    assert caplog.messages == ["Too many requests: rule 'before' refuses 'user:1'."] * 2
+
+
 def test_the_record_of_a_refusal_has_its_status(caplog: pytest.LogCaptureFixture) -> None:
     refused(name="recorded")
 
@@ -382,6 +390,14 @@ def test_what_is_left_and_the_wait_have_at_most_fifteen_digits_in_a_header() -> 
     response = write_headers(HttpResponse(), Decision.of((outcome,)))
 
     assert parsed(response, "RateLimit") == [("5/m", {"r": 999_999_999_999_999, "t": 999_999_999_999_999})]
+
+
+def test_a_header_says_of_a_debt_that_nothing_is_left() -> None:
+    outcome = peek("5/m", "global").outcomes[0]._replace(remaining=-3)
+
+    response = write_headers(HttpResponse(), Decision.of((outcome,)))
+
+    assert parsed(response, "RateLimit") == [("5/m", {"r": 0})]
 
 
 # --- what must not leak -----------------------------------------------------------------------------------------------
