@@ -329,7 +329,7 @@ class Answers(View):
     def get(self, request: Any) -> Any: ...
 
 
-class Actions(ViewSet):
+class Actions(ViewSet):  # type: ignore[misc]
     def list(self, request: Any) -> Any: ...
 
 

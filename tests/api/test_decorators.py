@@ -219,7 +219,7 @@ class TestKindsOfViews:
     def test_the_limit_of_a_method_is_that_of_the_method_which_the_class_calls(
         self, members: dict[str, Any], method: str, names: list[str]
     ) -> None:
-        limits = {name: quota("2/m", name=name)(Sync.get) for name in ("get", "head", "purge")}
+        limits: Any = {name: quota("2/m", name=name)(Sync.get) for name in ("get", "head", "purge")}
         view = derived(Sync, **limits, **members).as_view()
 
         assert [rule.name for rule in rules_of_view(RequestFactory().generic(method, "/"), view)] == names
