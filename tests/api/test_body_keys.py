@@ -78,6 +78,14 @@ def test_who_is_refused_by_another_rule_has_no_body_read(key: Any, order: int) -
     assert not hasattr(refused, "_post")
 
 
+def test_who_is_refused_by_a_pair_has_no_body_read() -> None:
+    request = posted()
+
+    assert not decide(request, [BY_PHONE, (Rule.make("shut", "0/m"), "user:1")])
+
+    assert not hasattr(request, "_post")
+
+
 def test_a_rule_that_only_reports_lets_the_body_be_read() -> None:
     rules = [Rule.make("shadow", "0/m", shadow=True), Rule.make("soft", "0/m", block=False), BY_PHONE]
 

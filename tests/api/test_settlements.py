@@ -296,6 +296,17 @@ def test_the_response_to_an_exempt_request_is_judged_by_no_function() -> None:
     assert ask("unjudged").status_code == 200
 
 
+def test_a_view_after_one_that_failed_is_settled_too() -> None:
+    request = RequestFactory().get("/", {"size": 300})
+    failing: Any = quota("1000/h", name="failing", settle=size)(lambda request: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        failing(request)
+
+    counted[1](answer)(request)
+
+    assert left() == 700
+
+
 def test_what_is_no_response_of_django_is_settled_at_once() -> None:
     view: Any = quota("1000/h", name="bytes", settle=lambda request, answer: len(answer))(lambda request: "answer")
 
