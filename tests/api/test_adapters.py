@@ -139,6 +139,13 @@ def test_a_client_is_exempt_in_a_network_of_the_settings(networks: list[str], is
     assert is_exempt(SimpleNamespace(_request=request_by())) is is_one
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_a_pair_does_not_limit_a_client_in_an_exempt_network(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EXEMPT": ["127.0.0.0/8"]}
+
+    assert decide(request_by(), [("0/m", "user:1")]).outcomes == ()
+
+
 def test_what_is_not_a_request_is_an_error() -> None:
     with pytest.raises(RuleError) as refused:
         decide("ip:1.2.3.4", "10/m")

@@ -16,7 +16,7 @@ from django.views.decorators.csrf import csrf_exempt
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from django_quota import Decision, Rule, acheck, check, peek, quota
+from django_quota import Decision, Rule, acheck, check, concurrency, peek, quota, slot
 from django_quota.adapters import adecide, decide, set_body_parser
 from django_quota.exceptions import ConfigurationError
 from django_quota.testing import clear, freeze
@@ -84,6 +84,18 @@ def test_who_is_refused_by_a_pair_has_no_body_read() -> None:
     assert not decide(request, [BY_PHONE, (Rule.make("shut", "0/m"), "user:1")])
 
     assert not hasattr(request, "_post")
+
+
+def test_a_slot_that_is_not_free_gives_back_what_both_steps_took() -> None:
+    view: Any = concurrency(1, name="held")(lambda request: HttpResponse())
+    for key in ("post:phone", "ip"):
+        view = quota("3/m", key=key, name="both")(view)
+    request: Any = posted()
+
+    with slot("held", 1):
+        assert view(request).status_code == 429
+
+    assert [outcome.remaining for outcome in request.quota.outcomes if outcome.rule == "both"] == [3, 3]
 
 
 def test_a_rule_that_only_reports_lets_the_body_be_read() -> None:
