@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse
 
 from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
-from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
+from django_quota.core.errors import ConfigurationError, StoreUnavailable
 from django_quota.core.flow import run_async, run_sync
 from django_quota.http.limited_requests import (
     RequestState,
@@ -54,7 +54,7 @@ class QuotaMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
-        with suppress(ConfigurationError, RuleError):  # each request raises it, and a system check reports it
+        with suppress(ConfigurationError):  # each request raises it, and a system check reports it
             settings = current()  # read at start, so that the first request does not wait for it
             rule_index(settings)
             slot_index(settings)

@@ -21,7 +21,7 @@ from django.template.loader import get_template
 from django.utils.module_loading import import_string
 
 from django_quota.conf import KNOWN_SETTINGS, LOGIN_BACKEND, current
-from django_quota.core.errors import ConfigurationError, RuleError, did_you_mean
+from django_quota.core.errors import ConfigurationError, did_you_mean
 from django_quota.core.overrides import ALL_RULES, EVERYBODY
 from django_quota.core.rules import Rule
 from django_quota.http.rule_checks import check_rules, finding
@@ -149,7 +149,7 @@ def _check_tenants() -> Iterator[CheckMessage]:
 
 def _check_store() -> Iterator[CheckMessage]:
     store, alias = _value("store"), _value("database")
-    if store == "redis" and _value("cache") is not None:
+    if store == "redis":
         yield from _check_redis()
     if _counts_in_database() and alias is not None:
         try:
@@ -163,7 +163,7 @@ def _counts_in_database() -> bool:
     """Return whether anything that is known counts in the database."""
     if _value("store") == "database":
         return True
-    with suppress(ConfigurationError, RuleError):  # other checks report it
+    with suppress(ConfigurationError):  # other checks report it
         known_rules()
     return Rule.any_in_database
 
@@ -258,7 +258,7 @@ def _is_postgresql(alias: str | None) -> bool:
 
 
 def _long_rules() -> list[str]:
-    with suppress(ConfigurationError, RuleError):  # other checks report it
+    with suppress(ConfigurationError):  # other checks report it
         return long_rules()
     return []
 
@@ -290,7 +290,7 @@ def check_live_site(app_configs: Sequence[AppConfig] | None = None, **_: Any) ->
             )
         )
     unused: list[str] = []
-    with suppress(ConfigurationError, RuleError):  # the other checks report it
+    with suppress(ConfigurationError):  # the other checks report it
         used = {rule.name for rule in rules_of_requests()}
         unused += [name for name in current().rules if name not in used and current().rule(name).match is None]
     if unused:

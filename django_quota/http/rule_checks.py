@@ -358,9 +358,8 @@ def _check_paths(site: _Site) -> Iterator[CheckMessage]:
 
 def _may_fit(glob: str, path: str) -> bool:
     """Return whether a glob may fit a path of a URL, whose arguments are in angle brackets."""
-    literal = path.partition("<")[0] if _HAS_SLASHES.search(path) else path
-    if "**" in glob or literal != path:
-        begins = glob.partition("*")[0]
+    if "**" in glob or _HAS_SLASHES.search(path):
+        begins, literal = glob.partition("*")[0], path.partition("<")[0]
         return literal.startswith(begins) or (literal != path and begins.startswith(literal))
     parts = list(zip(glob.split("/"), path.split("/"), strict=False))
     return glob.count("/") == path.count("/") and all("<" in part or fnmatchcase(part, one) for one, part in parts)
@@ -373,7 +372,7 @@ _HAS_SLASHES = re.compile(r"<(?!(?:int|str|slug|uuid):)")
 def _may_begin_with(patterns: Iterable[Any], path: str, before: str = "/") -> bool:
     """Return whether a URL of these patterns may begin with a path. After its first argument it may be anything."""
     for pattern in patterns:
-        literal, is_open = _literal(pattern.pattern)
+        literal, is_open = _literal(pattern)
         begins = before + literal
         if begins.startswith(path) or (is_open and path.startswith(begins)):
             return True
@@ -382,17 +381,18 @@ def _may_begin_with(patterns: Iterable[Any], path: str, before: str = "/") -> bo
     return False
 
 
-def _literal(pattern: Any) -> tuple[str, bool]:
-    """Return what all paths of a pattern begin with, and whether they may go on in different ways."""
-    text = str(pattern)
-    if isinstance(pattern, RoutePattern):
+def _literal(url: Any) -> tuple[str, bool]:
+    """Return what all paths of a URL begin with, and whether more may follow than its `url_patterns` say."""
+    text = str(url.pattern)
+    if isinstance(url.pattern, RoutePattern):
         literal, argument, _ = text.partition("<")
         return literal, bool(argument)
-    if isinstance(pattern, LocalePrefixPattern):
+    if isinstance(url.pattern, LocalePrefixPattern):
         return "", True  # the prefix of any language, or none
     text = text.removeprefix("^")
     literal = _NO_OPERATOR.match(text)[0]  # type: ignore[index]
-    return literal, text[len(literal) :] not in ("", "$", r"\Z")
+    ends = ("",) if hasattr(url, "url_patterns") else ("$", r"\Z")
+    return literal, text[len(literal) :] not in ends
 
 
 _NO_OPERATOR = re.compile(r"(?:[^\\.^$*+?{}\[\]|()](?![*?{]))*")
@@ -448,8 +448,8 @@ def _methods_of(endpoint: Endpoint) -> set[str] | None:
     view_class = endpoint.view_class
     if view_class is None or not issubclass(view_class, View):
         return None
-    actions = getattr(endpoint.callback, "actions", None)
-    named = actions or [name for name in view_class.http_method_names if hasattr(view_class, name)]
+    actions = getattr(endpoint.callback, "actions", None) or ()  # of a ViewSet, which also answers OPTIONS
+    named = [*actions, *(name for name in view_class.http_method_names if hasattr(view_class, name))]
     methods = {name.upper() for name in named}
     return methods | ({"HEAD"} if "GET" in methods else set())
 

@@ -349,7 +349,7 @@ _FALLBACKS = frozenset(("ip", "throttle", "ratelimit"))
 
 def _is_own(key: str, kind: str) -> bool:
     """Return whether a kind is that of a key, not of a fallback."""
-    if key in ("user", "user_or_ip"):
+    if key == "user_or_ip":
         return kind == "user"
     of_key, _colon, name = key.partition(":")
     return kind == (f"{of_key}.{name.strip().lower() if of_key == 'header' else name.strip()}" if name else key)

@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import path
 
-from django_quota import Decision, Rule, acheck, check, peek, refund, reserve, slot
+from django_quota import Decision, Rule, acheck, check, peek, quota, refund, reserve, slot
 from django_quota.adapters import (
     adecide,
     arefusal_response,
@@ -139,6 +139,13 @@ def test_a_client_is_exempt_in_a_network_of_the_settings(networks: list[str], is
     assert is_exempt(SimpleNamespace(_request=request_by())) is is_one
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_a_pair_does_not_limit_a_client_in_an_exempt_network(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EXEMPT": ["127.0.0.0/8"]}
+
+    assert decide(request_by(), [("0/m", "user:1")]).outcomes == ()
+
+
 def test_what_is_not_a_request_is_an_error() -> None:
     with pytest.raises(RuleError) as refused:
         decide("ip:1.2.3.4", "10/m")
@@ -182,6 +189,14 @@ class TestAQueue:
 
         assert (first.cost, second.delay) == (2, 20)
 
+    def test_work_costs_what_its_queue_says(self) -> None:
+        heavy = Rule.make("videos", "6/m", algorithm="leaky_bucket", burst=6, cost=2)
+
+        with freeze(START):
+            first, second = enter_queue(heavy, "user:1"), enter_queue(heavy, "user:1")
+
+        assert (first.cost, second.delay) == (2, 20)
+
     def test_only_a_refusal_is_observed(self, heard: list[Decision]) -> None:
         with freeze(START):
             places = [enter_queue(self.QUEUE, "user:1") for _ in range(4)]
@@ -221,6 +236,38 @@ def test_headers_are_the_same_without_the_request() -> None:
 
     assert "RateLimit-Policy" in without.headers
     assert without.headers == with_request.headers
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_response_that_a_cache_stores_has_no_headers_if_the_request_is_given() -> None:
+    request = request_by()
+    request._cache_update_cache = True  # as Django's cache_page sets it
+    decision = attach_decision(request, decide(request, "5/m"))
+
+    assert "RateLimit" not in write_headers(HttpResponse(), decision, request).headers
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_headers_are_left_to_the_limit_that_is_around_the_view() -> None:
+    own: list[HttpResponse] = []
+
+    @quota("9/m", name="around")
+    def view(request: HttpRequest) -> HttpResponse:
+        decision = attach_decision(request, decide(request, "5/m"))
+        own.append(write_headers(HttpResponse(), decision, request))
+        return HttpResponse()
+
+    response = view(request_by())
+
+    assert "RateLimit" not in own[0].headers
+    assert response.headers["RateLimit-Policy"] == '"around";q=9;w=60, "5/m";q=5;w=60'
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_limit_around_the_view_is_no_middleware() -> None:
+    view: Any = quota("9/m", name="around")(lambda request: HttpResponse(f"{has_middleware(request)}"))
+
+    assert view(request_by()).content == b"False"
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -16,8 +16,8 @@ from django.views.decorators.csrf import csrf_exempt
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from django_quota import Decision, Rule, acheck, check, peek, quota
-from django_quota.adapters import adecide, decide
+from django_quota import Decision, Rule, acheck, check, concurrency, peek, quota, slot
+from django_quota.adapters import adecide, decide, set_body_parser
 from django_quota.exceptions import ConfigurationError
 from django_quota.testing import clear, freeze
 from tests.support.calls import asubject_of, both, calls_of, subject_of
@@ -76,6 +76,26 @@ def test_who_is_refused_by_another_rule_has_no_body_read(key: Any, order: int) -
     assert not decide(refused, rules[::order]).allowed
 
     assert not hasattr(refused, "_post")
+
+
+def test_who_is_refused_by_a_pair_has_no_body_read() -> None:
+    request = posted()
+
+    assert not decide(request, [BY_PHONE, (Rule.make("shut", "0/m"), "user:1")])
+
+    assert not hasattr(request, "_post")
+
+
+def test_a_slot_that_is_not_free_gives_back_what_both_steps_took() -> None:
+    view: Any = concurrency(1, name="held")(lambda request: HttpResponse())
+    for key in ("post:phone", "ip"):
+        view = quota("3/m", key=key, name="both")(view)
+    request: Any = posted()
+
+    with slot("held", 1):
+        assert view(request).status_code == 429
+
+    assert [outcome.remaining for outcome in request.quota.outcomes if outcome.rule == "both"] == [3, 3]
 
 
 def test_a_rule_that_only_reports_lets_the_body_be_read() -> None:
@@ -554,6 +574,30 @@ def test_json_is_parsed_once_for_all_rules(parsers: list[threading.Thread]) -> N
     decide(sent({"phone": "a"}), [BY_JSON, BY_CODE, VALUES])
 
     assert len(parsers) == 1
+
+
+def test_a_framework_parses_once_for_all_rules_though_it_finds_no_fields() -> None:
+    parsed: list[str] = []
+    request = sent({"phone": "a"})
+    set_body_parser(request, lambda: parsed.append("once"))
+
+    decide(request, [BY_JSON, BY_CODE, VALUES])
+
+    assert parsed == ["once"]
+
+
+def test_zero_is_a_value_like_any_other() -> None:
+    assert of_phone(0) == of_phone("0") != "ip:192.0.2.1"
+
+
+def test_a_number_without_an_end_is_a_value_like_any_other() -> None:
+    assert of_phone(float("inf")) == of_phone("inf") != "ip:192.0.2.1"
+
+
+def test_different_values_of_several_fields_count_as_they_were_sent() -> None:
+    rule = Rule.make("values", "9/h", key="ip", distinct=("ip", ("ip", "json:phone")))
+
+    assert [check(rule, sent({"phone": phone})).remaining for phone in ("b", "B", "b")] == [8, 7, 7]
 
 
 @both

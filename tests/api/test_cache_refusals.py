@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from django.http import HttpResponse
+from django.test import RequestFactory
 from django.urls import path
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from django_quota import (
     reset,
     unban,
 )
+from django_quota.adapters import decide
 from django_quota.core import clock
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.exceptions import QuotaExceeded, RuleError
@@ -205,6 +207,25 @@ def test_the_store_is_asked_for_each_refusal_that_counts_there(options: dict[str
 
 
 @pytest.mark.usefixtures("memory_store")
+def test_the_store_is_asked_for_each_request_of_a_rule_that_counts_different_values(asked: list[int]) -> None:
+    devices = Rule.make("devices", "0/m", key="ip", distinct="header:X-Device", cache_refusals=60)
+    with freeze(NOON):
+        decided = [decide(RequestFactory().get("/", headers={"X-Device": "a"}), devices).allowed for _ in range(3)]
+
+    assert (decided, len(asked)) == ([False] * 3, 3)
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("beside", [[], [Rule.make("full", "0/m", cache_refusals=60)]], ids=["alone", "beside another"])
+def test_the_store_is_asked_for_each_refusal_that_costs_nothing(beside: list[Rule], asked: list[int]) -> None:
+    free = Rule.make("free", "0/m", key="ip", cost=lambda request: 0, cache_refusals=60)
+    with freeze(NOON):
+        decided = [decide(RequestFactory().get("/"), [free, *beside]).allowed for _ in range(3)]
+
+    assert (decided, len(asked)) == ([False] * 3, 3)
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_the_store_is_asked_for_each_value_of_a_distinct_rule(asked: list[int]) -> None:
     values = Rule.make("values", "1/m", distinct=True, cache_refusals=10)
     with freeze(NOON):
@@ -378,7 +399,12 @@ def test_a_look_asks_the_store_though_a_refusal_is_remembered(asked: list[int]) 
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_a_rule_that_takes_ahead_repeats_a_refusal_for_a_lease(asked: list[int]) -> None:
+@pytest.mark.parametrize("seconds", [0, 0.01], ids=["of the rule alone", "which is longer than the setting"])
+def test_a_rule_that_takes_ahead_repeats_a_refusal_for_a_lease(
+    seconds: float, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": seconds}
+    asked = calls_of(monkeypatch)
     rule = Rule.make("hot", "100/m", prefetch=True)
     with freeze(NOON):
         assert check(rule, SUBJECT, 100)
@@ -429,14 +455,15 @@ def test_no_subject_is_kept_in_memory_when_its_refusals_are_over() -> None:
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_the_refusals_of_one_subject_are_forgotten_in_all_requests_with_it() -> None:
+@pytest.mark.parametrize(("whose", "others"), [("user:1", "user:2"), ("user:2", "user:1")], ids=["first", "second"])
+def test_the_refusals_of_one_subject_are_forgotten_in_all_requests_with_it(whose: str, others: str) -> None:
     rule = Rule.make("full", "0/m", cache_refusals=60)
     with freeze(NOON):
         for entries in ([(rule, "user:1")], [(rule, "user:1"), (rule, "user:2")], [(rule, "user:2")]):
             check_all(entries)
-        reset(rule, "user:1")
+        reset(rule, whose)
 
-        assert [key[0][1] for key in get_limiter().refusals.table] == ["user:2"]
+        assert [[part[1] for part in key] for key in get_limiter().refusals.table] == [[others]]
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -570,8 +597,9 @@ LEAKY = Rule.make("leaky", "10/m", algorithm="leaky_bucket", cache_refusals=3)
         pytest.param([(Rule.make("other", "9/m"), SUBJECT), (LEAKY, SUBJECT, 1)], id="after another rule"),
     ],
 )
-def test_what_one_rule_of_a_refusal_takes_makes_its_wait_longer(taken: Any) -> None:
-    entries: Any = [(LEAKY, SUBJECT, 4), (Rule.make("wide", "100/m", cache_refusals=3), SUBJECT)]
+@pytest.mark.parametrize("step", [1, -1], ids=["of the first rule", "of the last rule"])
+def test_what_one_rule_of_a_refusal_takes_makes_its_wait_longer(taken: Any, step: int) -> None:
+    entries: Any = [(LEAKY, SUBJECT, 4), (Rule.make("wide", "100/m", cache_refusals=3), SUBJECT)][::step]
     with freeze(NOON):
         waits = [check_all(entries).retry_after for _ in range(3)]
         check_all(taken)
@@ -590,6 +618,19 @@ def test_a_hit_under_another_rule_leaves_a_refusal_remembered(asked: list[int]) 
         assert not check("1/m", SUBJECT, cache_refusals=60)
 
     assert asked == []
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_repeated_refusal_is_one_by_each_rule_that_refused() -> None:
+    entries: Any = [(Rule.make(name, "0/m", cache_refusals=10), "user:1") for name in ("one", "other")]
+    with freeze(NOON):
+        check_all(entries)
+        repeated = check_all(entries)
+        for _ in range(2):
+            count_what_waits()
+
+        assert [outcome.rule for outcome in repeated.outcomes] == ["one", "other"]
+        assert checks_of("user:1") == {"one": (0, 2), "other": (0, 2)}
 
 
 @pytest.mark.usefixtures("memory_store")

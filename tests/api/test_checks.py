@@ -1,6 +1,7 @@
 """System checks of settings, rules and views: each finding has an id and a hint. docs/settings.md lists them."""
 
 import shlex
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,13 +23,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rest_framework.decorators import api_view
 from rest_framework.urlpatterns import format_suffix_patterns
+from rest_framework.viewsets import ViewSet
 
 from django_quota import check, concurrency, quota
+from django_quota.documentation import page as documented
 from django_quota.exceptions import ConfigurationError
 from django_quota.http import rule_checks
+from django_quota.middleware import QuotaMiddleware
 from django_quota.models import QuotaOverride
 from django_quota.stores.database.sql import STATE_TABLE
-from tests.support.databases import default_database, sqlite_database
+from tests.support.databases import OverridesElsewhere, another_database, default_database, sqlite_database
 from tests.support.findings import BY_IP, OURS, REDIS, SETTINGS, THEIRS, TIMEOUTS, findings, ids
 from tests.support.pages import run_page
 
@@ -85,6 +89,14 @@ def test_a_tier_function_of_a_slot_needs_a_tier_for_all_others_too() -> None:
     assert "if builtins.str returns None or a name that is none of 'free', 'pro'." in found.msg
 
 
+def test_w049_each_slot_without_a_tier_for_all_others_is_named() -> None:
+    slot = {"at_once": 4, "match": "/", "share": {"free": 0.5, "pro": 1.0}, "tier": "builtins.str"}
+
+    found = findings({"RULES": {"exports": slot, "imports": slot}})
+
+    assert [each.msg.partition(" has no tier ")[0] for each in found] == ["Slot 'exports'", "Slot 'imports'"]
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [
@@ -93,6 +105,7 @@ def test_a_tier_function_of_a_slot_needs_a_tier_for_all_others_too() -> None:
         pytest.param({"rate": "1/m", "cost": 2}, "cost=2, and a limit of 1:", id="a limit of one"),
         pytest.param({"rate": ["99/h", "10/m"], "cost": 50}, "cost=50, and a limit of 10:", id="one of two rates"),
         pytest.param({"rate": "9/m", "costs": {"page": 50}}, "costs['page']=50, and a", id="the cost of a view"),
+        pytest.param({"rate": "9/m", "costs": {"page": 5, "z": 50}}, "costs['z']=50, and a", id="that of another"),
         pytest.param({"rate": {"anonymous": "5/m", "authenticated": "60/m"}, "cost": 50}, "", id="room in one tier"),
         pytest.param({"rate": {"anonymous": "5/m", "authenticated": None}, "cost": 50}, "", id="a tier without limit"),
         pytest.param({"rate": "10/m", "algorithm": "token_bucket", "burst": 50, "cost": 50}, "", id="a burst"),
@@ -127,6 +140,17 @@ def test_long_periods_in_a_cache_are_a_warning_of_deploy(
     settings.QUOTA = {**quota, "RULES": {"api": rule}}
     found = run_checks(tags=["django_quota"], include_deployment_checks=True)
     assert ("django_quota.W050" in [each.id for each in found]) == warned
+
+
+def test_w050_names_each_rule_over_a_long_period_beside_what_else_is_found(settings: Any) -> None:
+    settings.CACHES = {"default": REDIS}
+    rules = {name: {"rate": rate, "algorithm": "calendar"} for name, rate in (("a", "9/month"), ("b", "9/year"))}
+    settings.QUOTA = {"RULES": {**rules, "c": {"rate": "9/d", "algorithm": "calendar"}}}
+
+    long, unused = run_checks(tags=["django_quota"], include_deployment_checks=True)
+
+    assert long.msg.startswith("'a', 'b' count weeks, months or years in a cache. ")
+    assert unused.msg.startswith("QUOTA[\"RULES\"] has 'a', 'b', 'c' without \"match\"")
 
 
 def test_the_database_of_a_rule_is_checked(settings: Any) -> None:
@@ -239,6 +263,7 @@ def test_a_developer_may_have_another_cache_but_no_wrong_redis(
         ("5/mx", "E007", "5/mx"), (["5/m", "6/m"], "E007", ""), ({"rate": 5}, "E007", ""),
         ({"rate": "1/m", "algorithm": "token_buket"}, "E008", "Did you mean 'token_bucket'"),
         ({"rate": "1/m", "key": "usr"}, "E009", "Did you mean 'user'"),
+        ({"rate": "1/m", "methods": 5}, "E006", f"The options of a rule are listed in {documented('rules')}."),
     ],
     ids=str,
 )  # fmt: skip
@@ -266,6 +291,7 @@ def test_the_finding_for_a_wrong_rule_says_what_to_write(value: Any, code: str, 
         ({"CREDITS_STATUS": 403}, [("E002", 'QUOTA["CREDITS_STATUS"] is 403.', "Use 429, or 402 (Payment required).")]),
         ({"TRUSTED_PROXIES": ["unix"], "TRUSTED_PROXY_COUNT": 1}, [("E002", "is set, too.", "Use one")]),
         ({"TRUSTED_PROXIES": ["unix", "::/0", "10.0.0.0/8"]}, [("W008", "'::/0'", "Name the networks")]),
+        ({"TRUSTED_PROXIES": ["0.0.0.0/0", "::/0"]}, [("W008", "'0.0.0.0/0'", ""), ("W008", "'::/0'", "")]),
         (
             {"ENABLED": 1, "HEADERS": 1, "RULES": {5: "1/m", "a": "5/mx", "b": "5/m", "c": {"rate": "1/m", "key": 1}}},
             [("E002", "", ""), ("E002", "", ""), ("E006", "", ""), ("E007", "'a'", ""), ("E009", "'c'", "")],
@@ -280,6 +306,7 @@ def test_every_wrong_value_is_reported_at_once(quota: Any, found: list[tuple[str
     pairs = [(each.msg, words) for each, (_, words, _) in zip(reported, found, strict=True)]
     pairs += [(str(each.hint), hint) for each, (_, _, hint) in zip(reported, found, strict=True)]
     assert [(text, words) for text, words in pairs if words not in text] == []
+    assert [each.msg for each in reported if each.hint and str(each.hint) in each.msg] == [], "it is said once"
 
 
 @pytest.mark.parametrize(
@@ -294,8 +321,16 @@ def page(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
+def other_page(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
 class Answers(View):
     def get(self, request: Any) -> Any: ...
+
+
+class Actions(ViewSet):  # type: ignore[misc]
+    def list(self, request: Any) -> Any: ...
 
 
 class Takes(View):
@@ -321,7 +356,11 @@ def limited(*limits: Any) -> Any:
 
 
 def site(value: Any = None, **options: Any) -> dict[str, Any]:
-    return {"site": value or {"rate": "9/m", "match": "/", **options}}
+    rate = {} if "at_once" in options else {"rate": "9/m"}
+    return {"site": value or {**rate, "match": "/", **options}}
+
+
+class Ours(QuotaMiddleware): ...
 
 
 BY_USER = site(key="user")
@@ -335,12 +374,17 @@ TIERS = {"anonymous": "1/m", "authenticated": "2/m"}
     [
         ([THEIRS, OURS], BY_USER, ""), ([OURS, THEIRS], BY_USER, ""), ([OURS], BY_USER, "W005"),
         ([THEIRS], BY_USER, "W003"), ([OURS], site(), ""), ([OURS], site(key=("ip", "user")), "W005"),
+        ([OURS], site(key="user_or_ip"), "W005"), ([OURS], site(distinct="user"), "W005"),
+        ([OURS], site(at_once=1, key="user_or_ip"), "W005"), ([OURS], site(at_once=1, key="ip"), ""),
+        ([THEIRS], site(at_once=1), "W003"), ([f"{__name__}.Ours"], site(), ""),
+        ([f"{__name__}.found_on"], site(), "W003"),
         ([OURS], site(rate=TIERS, tier="builtins.str"), ""),
         ([OURS], site(rate=TIERS), "W005"), ([OURS], site(exempt="staff"), "W005"), ([], site("1/m"), ""),
         ([OURS, "tests.auth"], BY_USER, ""), ([OURS, "AuthMiddleware"], BY_USER, ""),  # it may set the user
         (["nowhere.Middleware", OURS], site(), ""),  # Django says at start that there is no such class
         ([".Middleware", "..Middleware", OURS], site(), ""),
         ([OURS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but no middleware sets it"),
+        ([OURS], site(distinct="session"), "W015 Rule 'site' needs the session, but no middleware sets it"),
         ([OURS, SESSIONS], site(key=("ip", "session")), "W015 Rule 'site' needs the session, but a session in a sig"),
     ],
 )  # fmt: skip
@@ -356,6 +400,14 @@ def test_w015_a_session_that_the_server_keeps_is_fine(settings: Any) -> None:
     settings.MIDDLEWARE = [SESSIONS, OURS]
 
     assert found_on(settings, {**site(key=("ip", "session")), "ip": BY_IP}, path("", page)) == []
+
+
+def test_w015_a_limit_of_a_view_needs_the_session_too(settings: Any) -> None:
+    settings.MIDDLEWARE = [OURS]
+
+    (found,) = found_on(settings, {"ip": BY_IP}, limited(quota("1/m", key="session", name="mine")))
+
+    assert found.startswith("W015 Rule 'mine' needs the session, but no middleware sets it")
 
 
 def test_w005_a_framework_that_sets_the_user_itself_needs_no_middleware(settings: Any) -> None:
@@ -394,12 +446,25 @@ def test_w017_a_rule_is_reported_once_though_several_views_read_tokens_later(set
     )
 
 
+def test_w017_each_limit_by_user_before_such_a_view_is_named(settings: Any) -> None:
+    slots = {
+        name: {"at_once": 1, "key": key, "match": "/"} for name, key in (("a", "ip"), ("b", "user"), ("c", "user"))
+    }
+
+    found = found_on(settings, {**BY_USER, "ip": BY_IP, **slots}, path("", with_tokens().as_view()), only="W017")
+
+    assert [each.partition(" needs ")[0] for each in found] == ["W017 Rule 'site'", "W017 Slot 'b'", "W017 Slot 'c'"]
+
+
 def test_w017_is_found_beside_a_rule_that_is_wrong(settings: Any) -> None:
     rules = {"wrong": "5/parsec", **BY_USER, "ip": BY_IP}
 
     found = found_on(settings, rules, path("", with_tokens().as_view()))
 
     assert [each[:4] for each in found] == ["E007", "W017"]
+
+
+BY_SESSION = type("SessionAuthentication", (), {})
 
 
 def with_tokens(**members: Any) -> Any:
@@ -421,6 +486,21 @@ def with_tokens(**members: Any) -> Any:
             BY_USER,
             False,
             id="the session",
+        ),
+        pytest.param(
+            lambda: with_tokens(authentication_classes=[type("Ours", (BY_SESSION,), {})]).as_view(),
+            BY_USER,
+            False,
+            id="a subclass for the session",
+        ),
+        pytest.param(
+            lambda: with_tokens(authentication_classes=[BY_SESSION, type("Token", (), {})]).as_view(),
+            BY_USER,
+            True,
+            id="the session, then tokens",
+        ),
+        pytest.param(
+            lambda: with_tokens(authentication_classes=[BY_SESSION()]).as_view(), BY_USER, False, id="no class"
         ),
         pytest.param(
             lambda: concurrency(1, ("ip", "user"), name="one")(with_tokens().as_view()), {}, True, id="a slot by user"
@@ -468,6 +548,12 @@ def test_e010_of_a_site_with_a_rule_that_has_a_number_for_a_name(settings: Any) 
     found = found_on(settings, {7: "1/m", "search": "1/m"}, limited(quota(rule="serach")))  # type: ignore[dict-item]
 
     assert "Did you mean 'search'" in found[-1]
+
+
+def test_e010_each_unknown_rule_of_a_view_is_named(settings: Any) -> None:
+    found = found_on(settings, {}, limited(quota(rule="inner"), quota("9/m"), quota(rule="outer")))
+
+    assert [each.partition(" on ")[0] for each in found] == ["E010 @quota(rule='outer')", "E010 @quota(rule='inner')"]
 
 
 @pytest.mark.parametrize(
@@ -534,12 +620,16 @@ class TestAViewLimitHasTheNameOfARule:
 
 
 API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
+OF_HOST = {"path": "/", "host": "x.org"}
 
 
 @pytest.mark.parametrize(
     ("api", "beside", "is_guarded"),
     [
         ({}, {}, True), ({}, {"match": ["/api", "/x/"]}, True), ({}, {"key": "user_or_ip"}, True),
+        ({}, {"key": "user"}, True), ({}, {"key": "global"}, True), ({}, {"key": ("ip", "user")}, False),
+        ({"match": OF_HOST}, {"match": OF_HOST}, True),
+        ({"match": ["/plain/", "/no-view/"]}, {"match": "/plain/"}, False),
         ({}, {"key": "ip/24"}, True), ({"rate": None}, {"match": "/x/"}, True),
         ({}, {"match": "/api/v1/"}, False), ({}, {"match": {"path": "/", "host": "x.org"}}, False),
         *(({}, fewer, False) for fewer in ({"shadow": True}, {"block": False}, {"methods": ["POST"]}, {"rate": None})),
@@ -559,6 +649,17 @@ def test_w014_a_key_that_clients_choose_needs_a_rule_by_ip_for_the_same_requests
     found = found_on(settings, {"api": {**API, **api}, "site": {**BY_IP, **beside}}, only="W014")
     assert [each[:4] for each in found] == ["W014"] * (not is_guarded)
     assert all("QUOTA[\"RULES\"]['api'] is limited by" in each and "'key': 'ip'" in each for each in found)
+
+
+def test_w014_names_each_view_and_the_part_of_the_key_that_clients_choose(settings: Any) -> None:
+    one, other = quota("5/m", key=("ip", "get:q"))(page), quota("5/m", key=("ip", "cookie:c"))(other_page)
+
+    found = found_on(settings, {}, path("one/", one), path("other/", other), only="W014")
+
+    assert [each.partition(", which")[0] for each in found] == [
+        f"W014 The view {__name__}.page is limited by 'get:q'",
+        f"W014 The view {__name__}.other_page is limited by 'cookie:c'",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -649,6 +750,7 @@ def test_a_name_that_the_urls_do_not_have_would_never_fit(options: Any, code: st
         pytest.param(["0.0.0.0/0"], ["IPv4"], id="all of IPv4"),
         pytest.param(["::/0", "10.0.0.0/8"], ["IPv6"], id="all of IPv6"),
         pytest.param(["0.0.0.0/1", "128.0.0.0/1"], ["IPv4"], id="all of IPv4 in two halves"),
+        pytest.param(["::/1", "0.0.0.0/1", "8000::/1"], ["IPv6"], id="all of IPv6 beside a half of IPv4"),
         pytest.param(["::ffff:0:0/96"], ["IPv4"], id="all of IPv4 as IPv6 maps it"),
         pytest.param(["64:ff9b::/96"], ["IPv4"], id="all of IPv4 behind NAT64"),
         pytest.param(["0.0.0.0/1", "::/1", "staff"], [], id="one half of each"),
@@ -670,6 +772,9 @@ SITE_URLS = (
     re_path(r"^old/(?P<pk>\d+)/$", page),
     re_path(r"^files?/all/$", page),
     re_path(r"^a-b/$", page),
+    re_path(r"^c-d/\Z", page),
+    re_path(r"^e-f/", page),
+    re_path(r"^g-h/", include([path("intro/", page)])),
     path("docs/", include([path("intro/", page)])),
 )
 
@@ -682,7 +787,8 @@ SITE_URLS = (
         *((text, True) for text in ("/a-b/", "host:a.example", {"path": "/shop/", "host": "a.example"})),
         *((text, True) for text in ("/docs/", "/docs/intro/")),
         *((text, False) for text in ("/apis/", "/shops/", "/older/", "/a-c/", "/ap/*/users/")),
-        *((text, False) for text in ("/docs/other/", "/docs/intro/more/", "/a-b/more/")),
+        *((text, True) for text in ("/c-d/", "/e-f/more/", "/g-h/intro/")),
+        *((text, False) for text in ("/docs/other/", "/docs/intro/more/", "/a-b/more/", "/c-d/more/", "/g-h/more/")),
         ({"path": "/apis/", "host": "a.example"}, False), (["/api/", "/apis/"], False),
         (["re:^/x", "/apis/"], False), ([f"{__name__}.page", "/apis/"], False),
     ],
@@ -702,6 +808,8 @@ def test_w041_a_path_in_match_that_no_url_begins_with(match: Any, is_reached: bo
         pytest.param("/shop/*/buy", False, id="no slash at the end"),
         pytest.param("/api/*/users/", True, id="an argument without a slash"),
         pytest.param("/media/*.css", True, id="an argument that may have slashes"),
+        pytest.param("/api/v2/*/", True, id="a part with an argument"),
+        pytest.param("/shop/x**", True, id="two stars within an argument"),
         pytest.param("/old/*", True, id="a regular expression"),
         pytest.param("/shop/**.css", True, id="two stars match anything"),
         pytest.param(["/shop/*", "/shop/"], False, id="one of two"),
@@ -715,9 +823,16 @@ def test_w041_a_glob_that_no_url_fits(glob: Any, fits: bool, settings: Any) -> N
     assert ["Write '/shop/'" in each for each in found] == [True] * (not fits)
 
 
-@pytest.mark.parametrize("others", [(), SITE_URLS], ids=["alone", "beside others"])
-def test_w041_a_glob_may_fit_the_urls_of_another_language(others: tuple[Any, ...], settings: Any) -> None:
-    urls = (*others, *i18n_patterns(path("shop/", page), prefix_default_language=False))
+def test_w041_two_stars_fit_no_url_that_ends_before_them(settings: Any) -> None:
+    (found,) = found_on(settings, {"a": {"rate": "1/m", "match": "/e-f/x**"}}, path("e-f/", page), only="W041")
+    assert "no URL begins with '/e-f/x'" in found
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((), ()), (SITE_URLS, ()), ((), SITE_URLS)], ids=["alone", "after others", "before others"]
+)
+def test_w041_a_glob_may_fit_the_urls_of_another_language(before: Any, after: Any, settings: Any) -> None:
+    urls = (*before, *i18n_patterns(path("shop/", page), prefix_default_language=False), *after)
     assert found_on(settings, {"a": {"rate": "1/m", "match": "/de/*/"}}, *urls, only="W041") == []
 
 
@@ -738,6 +853,9 @@ def test_each_message_of_the_checks_of_an_integration_is_reported_once(
         pytest.param(["HEAD"], Answers.as_view(), False, id="HEAD of a GET"),
         pytest.param(["OPTIONS"], Answers.as_view(), False, id="OPTIONS"),
         pytest.param(["SEARCH"], page, False, id="a function may answer any"),
+        pytest.param(["GET"], Actions.as_view({"get": "list"}), False, id="an action answers it"),
+        pytest.param(["SEARCH"], Actions.as_view({"get": "list"}), True, id="no action answers it"),
+        pytest.param(["OPTIONS"], Actions.as_view({"get": "list"}), False, id="OPTIONS of actions"),
     ],
 )
 @pytest.mark.parametrize("place", ["settings", "view"])
@@ -781,12 +899,35 @@ def test_an_argument_that_the_urls_have_is_fine(key: str, route: Any, settings: 
     assert found_on(settings, rules, route) == []
 
 
+def test_w016_names_the_argument_that_is_meant(settings: Any) -> None:
+    rules = {"search": {"rate": "1/m", "match": "/", "key": "kwarg: tenat"}, "ip": BY_IP}
+
+    (found,) = found_on(settings, rules, path("<slug:tenant>/", page))
+
+    assert found.startswith("W016 Rule 'search' is limited by 'kwarg: tenat', but no URL has this argument: ")
+    assert " Did you mean 'tenant'? " in found
+
+
 @pytest.mark.parametrize(
     "name",
-    ["api:search", "api:*", "api:v1:items", "plain", "tests.support.urls_of_rules.nested", "functools.partial"],
+    [
+        "api:search",
+        "api:*",
+        "api:v1:items",
+        "api:v1:*",
+        "plain",
+        "tests.support.urls_of_rules.nested",
+        "functools.partial",
+    ],
 )
 def test_a_name_that_the_urls_have_is_fine(name: str, settings: Any) -> None:
     assert found_on(settings, {"search": {"rate": "1/m", "match": name}}) == []
+
+
+def test_a_namespace_that_has_only_others_in_it_is_fine(settings: Any) -> None:
+    inner = include(([path("items/", page, name="items")], "v1"))
+
+    assert found_on(settings, site(match="api:*"), path("api/", include(([path("v1/", inner)], "api")))) == []
 
 
 VERSIONS = [path("users/", page, name="users"), path("users/<int:pk>/", page, name="users")]
@@ -897,6 +1038,35 @@ def test_a_rule_does_not_hide_what_is_wrong_with_those_after_it(
     assert ["'worse'" in each for each in found] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("code", "place"),
+    [
+        pytest.param("W006", {"match": "nowhere"}, id="a view that does not exist"),
+        pytest.param("W030", {"match": "/hook/"}, id="another URL of a view"),
+        pytest.param("W041", {"match": "/no/"}, id="a path that no URL begins with"),
+    ],
+)
+def test_a_slot_of_the_settings_is_checked_too(code: str, place: Any, settings: Any) -> None:
+    (found,) = found_on(settings, {"slot": {"at_once": 4, **place}}, *ALL_URLS, only=code)
+
+    assert "'slot'" in found
+
+
+@pytest.mark.parametrize(
+    ("code", "rate", "options"),
+    [
+        pytest.param("W016", "9/m", {"key": "kwarg:no"}, id="an argument that does not exist"),
+        pytest.param("W044", "9/m", {"key": "post:a", "on_unavailable": "allow"}, id="an open form"),
+        pytest.param("W049", {"free": "1/m"}, {"tier": str}, id="tiers without a default"),
+        pytest.param("W051", "9/m", {"cost": 10}, id="a cost above the limit"),
+    ],
+)
+def test_a_limit_of_a_view_is_checked_too(code: str, rate: Any, options: Any, settings: Any) -> None:
+    (found,) = found_on(settings, {}, limited(quota(rate, name="mine", **options)), only=code)
+
+    assert "'mine'" in found
+
+
 def test_w016_a_rule_that_only_code_uses_may_count_by_any_argument(settings: Any) -> None:
     assert found_on(settings, {"in-code": {"rate": "9/m", "key": "kwarg:no"}}, *ALL_URLS, only="W016") == []
 
@@ -925,9 +1095,9 @@ def test_the_checks_never_raise(quota: dict[str, Any]) -> None:
     assert all(str(found.id).startswith("django_quota.") for found in findings(quota))
 
 
-def _database_findings() -> list[tuple[str, str]]:
+def _database_findings(*databases: str) -> list[tuple[str, str]]:
     """Return the id of each finding, and its message with the hint."""
-    found = run_checks(tags=["database"], databases=["default"])
+    found = run_checks(tags=["database"], databases=databases or ["default"])
     return [(str(each.id).removeprefix("django_quota."), f"{each.msg} {each.hint}") for each in found]
 
 
@@ -1046,6 +1216,56 @@ class TestW031TheTablesOfTheStoreAreMissing:
         assert _database_findings() == []
 
 
+@pytest.fixture
+def other(sqlite: Any, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Another database with our tables, `other`, beside the default one; yields its settings."""
+    made = sqlite_database(Path(shutil.copy(sqlite["NAME"], tmp_path / "other.sqlite3")))
+    with another_database("other", made):
+        yield made
+
+
+class TestTwoDatabases:
+    def test_w031_names_the_tables_of_the_store_where_the_store_is(
+        self, database: Any, other: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.QUOTA = {"STORE": "database", "DATABASE": "other"}
+        monkeypatch.setattr("django_quota.http.checks.vendor_of", lambda alias: "postgresql")
+        for name in ("STATE", "EVENT", "BAN"):
+            monkeypatch.setattr(f"django_quota.http.checks.{name}_TABLE", f"missing_{name.lower()}")
+
+        words = (
+            "The database 'other' does not have the tables missing_ban, missing_event, missing_state. "
+            "Run `manage.py migrate --database other`. If this is `migrate`, it makes them now."
+        )
+        assert _database_findings("default", "other") == [("W031", words)]
+
+    def test_those_of_the_database_that_is_checked_are_reported_alone(
+        self, database: Any, other: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.QUOTA = {"STORE": "database", "DATABASE": "other"}
+        monkeypatch.setattr("django_quota.http.checks.vendor_of", lambda alias: "postgresql")
+        monkeypatch.setattr("django_quota.http.checks.STATE_TABLE", "missing_state")
+
+        assert _database_findings("default") == []
+
+    def test_w043_overrides_are_looked_at_once(
+        self, database: Any, other: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.QUOTA = {"STORE": "database", "DATABASE": "other"}
+        monkeypatch.setattr("django_quota.http.checks.vendor_of", lambda alias: "postgresql")
+        QuotaOverride.objects.create(subject="*", mode="exempt")
+
+        assert [code for code, _ in _database_findings("default", "other")] == ["W043"]
+
+    def test_w043_overrides_are_looked_at_where_they_are_written(self, empty: Any, other: Any, settings: Any) -> None:
+        """The default database has none of our tables, and needs none."""
+        migrate_others()
+        settings.DATABASE_ROUTERS = [OverridesElsewhere()]
+        QuotaOverride.objects.using("other").create(subject="*", mode="exempt")
+
+        assert [code for code, _ in _database_findings("default", "other")] == ["W043"]
+
+
 BEGIN, LATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), datetime(9999, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -1139,6 +1359,16 @@ def test_a_site_with_tenants_is_told_what_they_share(
     shown = findings()
     assert [str(each.id) for each in shown] == [f"django_quota.{each}" for each in found]
     assert not shown or "user 42 of one uses up the limits of user 42 of another" in shown[0].msg
+
+
+def test_w046_names_our_app_as_the_site_lists_it(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.DATABASES, "shops", {"ENGINE": "django_tenants.postgresql_backend"})
+    settings.TENANT_APPS = ["shop", "django_quota.apps.DjangoQuotaConfig"]
+
+    found = findings()[1]
+
+    assert found.msg.startswith("TENANT_APPS has 'django_quota.apps.DjangoQuotaConfig', so each tenant has its own")
+    assert str(found.hint).startswith("Name 'django_quota.apps.DjangoQuotaConfig' in SHARED_APPS alone, and run ")
 
 
 @pytest.mark.parametrize("package", ["django_tenants", "tenant_schemas"])

@@ -325,6 +325,7 @@ class TestWithoutAnAnswer:
 
         assert response.status_code == status
         assert (request.quota.degraded, request.quota.allowed) == (True, allowed)
+        assert (request.quota.rule, request.quota.subject) == ("view", "global")
 
     @pytest.mark.parametrize("said", ["allow", "local", "deny"])
     def test_a_full_store_lets_nobody_in(self, said: Any) -> None:
@@ -441,6 +442,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "block": ({"block": 1}, "block=1 is not True or False."),
     "renew": ({"renew": 1}, "renew=1 of slot '@concurrency' is not True or False."),
     "on_unavailable": ({"on_unavailable": "open"}, "on_unavailable='open' is not 'allow', 'deny' or 'local'."),
+    "an empty on_unavailable": ({"on_unavailable": ""}, "on_unavailable='' is not 'allow', 'deny' or 'local'."),
     "a share of no tier": (
         {"share": {"batch": 0.5}},
         (

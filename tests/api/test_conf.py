@@ -392,6 +392,7 @@ TRUSTING = [
 ]
 OTHERS = [
     pytest.param((["uvicorn", "--forwarded-allow-ips", "10.0.0.1", "site.asgi"], "*"), id="one proxy"),
+    pytest.param((["uvicorn", "--forwarded-allow-ips", "10.0.0.1,*", "site.asgi"], ""), id="an asterisk in a list"),
     pytest.param((["uvicorn", "--forwarded-allow-ips", "*", "--no-proxy-headers", "site.asgi"], "*"), id="no headers"),
 ]
 

@@ -42,6 +42,10 @@ async def fails(request: Any) -> HttpResponse:
     raise ZeroDivisionError
 
 
+def rate_of(request: HttpRequest) -> str:
+    return "1/m"
+
+
 async def acost(request: HttpRequest) -> int:
     return 1
 
@@ -204,6 +208,22 @@ class TestKindsOfViews:
 
         assert [rule.name for rule in rules_of_view(RequestFactory().generic(method, "/"), view)] == names
 
+    @pytest.mark.parametrize(
+        ("members", "method", "names"),
+        [
+            pytest.param({}, "HEAD", ["head"], id="a head() of its own"),
+            pytest.param({"http_method_names": ["head"]}, "GET", [], id="a method that the class does not answer"),
+            pytest.param({"http_method_names": ["purge"]}, "PURGE", ["purge"], id="a method that only the class knows"),
+        ],
+    )
+    def test_the_limit_of_a_method_is_that_of_the_method_which_the_class_calls(
+        self, members: dict[str, Any], method: str, names: list[str]
+    ) -> None:
+        limits: Any = {name: quota("2/m", name=name)(Sync.get) for name in ("get", "head", "purge")}
+        view = derived(Sync, **limits, **members).as_view()
+
+        assert [rule.name for rule in rules_of_view(RequestFactory().generic(method, "/"), view)] == names
+
     @pytest.mark.parametrize("cls", [Sync, Async])
     @pytest.mark.parametrize("way", WAYS)
     def test_two_classes_that_inherit_a_limit_never_share_it(self, way: str, cls: type[View]) -> None:
@@ -234,6 +254,11 @@ class TestKindsOfViews:
                 lambda: quota("1/m")(None),  # type: ignore[type-var]
                 "@quota is on NoneType, not on a view. Write @quota('10/m') above a view.",
                 id="None",
+            ),
+            pytest.param(
+                lambda: quota(rate_of)(None),  # type: ignore[type-var]
+                "@quota is on NoneType, not on a view. Write @quota('10/m') above a view.",
+                id="None, by a function for a rate",
             ),
             pytest.param(
                 lambda: quota(plain)(get()),

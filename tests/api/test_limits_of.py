@@ -101,6 +101,8 @@ class TestOfARequest:
     [
         pytest.param(["192.0.2.0/24"], "ip:192.0.2.1", [], id="an address in an exempt network"),
         pytest.param(["192.0.2.0/24"], "ip:198.51.100.1", ["office"], id="another address"),
+        pytest.param(["192.0.2.0/24"], "ip:192.0.2.128/25", [], id="a part of an exempt network"),
+        pytest.param(["192.0.2.128/25"], "ip:192.0.2.0/24", ["office"], id="a network that is exempt in part"),
         pytest.param(["2001:db8::/32"], "ip:2001:db8::/64", [], id="a network of IPv6"),
         pytest.param(
             ["192.0.2.0/24"], "ip:2001:db8::/64", ["office"], id="an address of IPv6 beside a network of IPv4"

@@ -20,7 +20,7 @@ from django.test import RequestFactory, override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import Rule, acheck, check, concurrency, counter, peek, quota, reserve, slot
+from django_quota import Rule, acheck, check, concurrency, counter, peek, quota, refund, reserve, slot
 from django_quota.adapters import adecide, decide
 from django_quota.core.clock import MAX_GUESSES
 from django_quota.core.errors import (
@@ -63,6 +63,39 @@ from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import caches, current_store, spy
 
 SUBJECT = "ip:203.0.113.9"
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("step", [1, -1], ids=["the last rule denies", "the first rule denies"])
+def test_a_store_that_is_not_asked_any_more_leaves_the_decision_to_all_rules(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: Any = {"open": "allow", "shut": "deny"}
+    rules = [Rule.make(name, "9/m", on_unavailable=way) for name, way in ways.items()][::step]
+    with no_answer():
+        decide(get(), rules)
+        monkeypatch.setattr(current_store(), "is_refusing", lambda: True)
+
+        decision = decide(get(), rules)
+
+    assert (decision.enforced, decision.degraded, decision.rule) == (True, True, "shut")
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("act", "left"),
+    [
+        pytest.param(lambda **options: peek("3/m", SUBJECT, **options), 2, id="a look takes nothing"),
+        pytest.param(lambda **options: refund("3/m", SUBJECT, **options), 3, id="a refund gives back"),
+        pytest.param(lambda **options: check("3/m", SUBJECT, 9, force=True, **options), 0, id="a forced hit counts"),
+    ],
+)
+def test_a_process_decides_by_itself_what_a_store_would(act: Any, left: int) -> None:
+    with freeze(START), no_answer():
+        check("3/m", SUBJECT, on_unavailable="local")
+        act(on_unavailable="local")
+
+        assert peek("3/m", SUBJECT, on_unavailable="local").remaining == left
 
 
 @both

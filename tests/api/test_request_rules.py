@@ -14,6 +14,7 @@ from django.views import View
 
 from django_quota import concurrency, peek, quota, slot
 from django_quota.adapters import (
+    SlotRule,
     adecide,
     arefusal_response,
     attach_decision,
@@ -328,6 +329,14 @@ class TestSlotsThatWaitForTheUser:
         with slot(name, 1, subject="user:7"):
             assert held(self.request()).status_code == 429
 
+    def test_one_that_does_not_block_refuses_nobody(self) -> None:
+        held: Any = concurrency(1, "user", name="one", block=False)(
+            concurrency(1, "user", name="two")(self.Holding.as_view())
+        )
+
+        with slot("one", 1, subject="user:7"):
+            assert held(self.request()).content == b"[1, 1]"
+
     def test_a_refused_request_holds_none(self, held: Any) -> None:
         with slot("two", 1, subject="user:7"):
             held(self.request())
@@ -355,11 +364,32 @@ class TestSlotsThatWaitForTheUser:
             f"{ADVICE}"
         )
 
+    def test_a_view_that_takes_none_is_logged_without_a_middleware(self, caplog: pytest.LogCaptureFixture) -> None:
+        route = f"/careless-{next(numbers)}/"
+
+        concurrency(1, "user", name="one")(TokenView.as_view())(RequestFactory().get(route, headers={"X-Token": "7"}))
+
+        assert caplog.messages == [
+            (
+                f"The view {route!r} answered 200 while a slot waited for it. Nothing limited how many ran at once. "
+                f"{ADVICE}"
+            )
+        ]
+
     def test_one_by_address_is_taken_before_the_view(self) -> None:
         careless = concurrency(1, "ip", name="three")(TokenView.as_view())
 
         with slot("three", 1, subject="ip:127.0.0.1"):
             assert careless(self.request()).status_code == 429
+
+    def test_one_of_an_integration_that_answers_itself_does_not_wait(self) -> None:
+        rule = SlotRule.make("four", 1, key="user")
+        held = rule.around(TokenView.as_view(), lambda decision: HttpResponse(decision.rule, status=418))
+
+        with slot("four", 1, subject="user:7"):
+            request = self.request()
+            authenticate(request)
+            assert (held(request).status_code, held(request).content) == (418, b"four")
 
     def test_without_any_nobody_is_refused(self) -> None:
         assert take_waiting_slots(self.request()) is None

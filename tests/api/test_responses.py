@@ -25,7 +25,7 @@ from django.utils.html import escape, strip_tags
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from django_quota import Decision, Rule, check, peek, quota
+from django_quota import Decision, Rule, check, check_all, peek, quota
 from django_quota.adapters import arefusal_response, refusal_response, write_headers
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.http import refusal_page
@@ -214,6 +214,25 @@ def test_the_settings_choose_the_headers(settings: Any, chosen: object, legacy: 
     assert found == (["5", "4", "60"] if legacy else [None] * 3)
 
 
+def test_the_older_headers_have_whole_seconds_after_which_all_is_free(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "LEGACY_HEADERS": True}
+    with freeze(NOW):
+        check("5/m", "user:1")
+    with freeze(NOW + SECOND // 2):
+        headers = write_headers(HttpResponse(), peek("5/m", "user:1")).headers
+
+    assert headers["X-RateLimit-Reset"] == "60"
+
+
+def test_the_older_headers_are_left_out_if_no_limit_binds(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "LEGACY_HEADERS": True}
+    away = Decision.without_limit("r", "user:1", allowed=False, degraded=True, enforced=True)
+
+    headers = refusal_response(get(), check("5/m", "user:1").combined_with(away)).headers
+
+    assert ("RateLimit" in headers, [name for name in headers if name.startswith("X-RateLimit")]) == (True, [])
+
+
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +299,20 @@ class TestProblemJson:
 
         assert problem["type"].endswith("#quota-exceeded")
 
+    def test_of_what_is_shut_for_longer_than_a_ban_is_not_that_of_the_ban(self) -> None:
+        with freeze(NOW):
+            for _ in range(3):
+                check("1/m", "global", **self.BAN)
+            refused = check_all(
+                [
+                    (Rule.make(self.BAN["name"], "1/m", ban=self.BAN["ban"]), "global"),
+                    (Rule.make("shut", "0/m"), "global"),
+                ]
+            )
+            problem = json.loads(refusal_response(get(), refused).content)
+
+        assert (refused.rule, problem["type"].partition("#")[2]) == ("shut", "quota-exceeded")
+
     def test_of_a_ban_does_not_show_what_the_limit_has_left(self) -> None:
         with freeze(NOW):
             for _ in range(3):
@@ -328,6 +361,22 @@ class TestAnAnswerWhileTheStoreIsAway:
         assert caplog.get_records("setup") == []
 
 
+def test_an_answer_of_another_status_is_not_logged_as_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    refused = check("0/m", "user:1", name="answered as a 404")
+
+    write_headers(HttpResponse(status=404), refused)
+
+    assert caplog.messages == []
+
+
+def test_a_refusal_is_logged_though_the_clock_went_back(caplog: pytest.LogCaptureFixture) -> None:
+    for moment in (NOW, NOW - 60 * SECOND):
+        with freeze(moment):
+            refusal_response(get(), check("0/m", "user:1", name="before"))
+
+    assert caplog.messages == ["Too many requests: rule 'before' refuses 'user:1'."] * 2
+
+
 def test_the_record_of_a_refusal_has_its_status(caplog: pytest.LogCaptureFixture) -> None:
     refused(name="recorded")
 
@@ -341,6 +390,14 @@ def test_what_is_left_and_the_wait_have_at_most_fifteen_digits_in_a_header() -> 
     response = write_headers(HttpResponse(), Decision.of((outcome,)))
 
     assert parsed(response, "RateLimit") == [("5/m", {"r": 999_999_999_999_999, "t": 999_999_999_999_999})]
+
+
+def test_a_header_says_of_a_debt_that_nothing_is_left() -> None:
+    outcome = peek("5/m", "global").outcomes[0]._replace(remaining=-3)
+
+    response = write_headers(HttpResponse(), Decision.of((outcome,)))
+
+    assert parsed(response, "RateLimit") == [("5/m", {"r": 0})]
 
 
 # --- what must not leak -----------------------------------------------------------------------------------------------
@@ -431,6 +488,19 @@ def test_each_of_the_older_headers_that_it_brings_is_kept(name: str) -> None:
     assert {each: headers[f"X-RateLimit-{each}"] for each in ("Limit", "Remaining", "Reset")} == {
         "Limit": "5", "Remaining": "5", "Reset": "0", name: "mine",
     }  # fmt: skip
+
+
+def test_a_response_that_it_returns_each_time_has_the_wait_of_each_refusal() -> None:
+    kept = HttpResponse("slow down", status=429)
+
+    waits = []
+    with answered_by(lambda request, decision: kept):
+        for second in (0, 20, 40):
+            with freeze(NOW + second * SECOND):
+                decision = check("1/m", "user:1")
+                waits += [] if decision else [refusal_response(get(), decision).headers["Retry-After"]]
+
+    assert waits == ["40", "20"]
 
 
 def test_where_it_returns_none_the_default_answer_is_sent() -> None:

@@ -294,6 +294,15 @@ class TestATestRunner:
 
         assert (runtime.is_of_site("default"), runtime.is_tested()) == (False, True)
 
+    def test_is_seen_by_another_database_of_any_alias(self, runtime: Runtime) -> None:
+        assert runtime.site is not None
+        runtime.site = runtime.site._replace(databases={**runtime.site.databases, "shops": ("shops", "", "", "")})
+        connections.settings["shops"] = {**connections.settings["default"], "NAME": "test_shops"}
+        try:
+            assert (runtime.is_of_site("default"), runtime.is_tested()) == (True, True)
+        finally:
+            del connections.settings["shops"]
+
     def test_is_not_seen_by_another_option_of_a_database(
         self, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
     ) -> None:

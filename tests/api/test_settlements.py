@@ -18,11 +18,13 @@ from django_quota.adapters import adecide, asettle, attach_decision, decide, set
 from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import RuleError
 from django_quota.middleware import QuotaMiddleware
+from django_quota.signals import near_limit
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.counts import checks_of, count_what_waits, units_of
 from tests.support.outages import no_answer
 from tests.support.overridden import override
+from tests.support.signals import received
 from tests.support.steps import START
 
 IP = "ip:127.0.0.1"
@@ -85,6 +87,11 @@ has_begun: list[asyncio.Event] = []
 
 @quota("1000/h", **BYTES, cost=100)
 async def endless(request: HttpRequest) -> HttpResponse:
+    has_begun.pop().set()
+    return await asyncio.Future()
+
+
+async def endless_alone(request: HttpRequest) -> HttpResponse:
     has_begun.pop().set()
     return await asyncio.Future()
 
@@ -235,13 +242,69 @@ class TestStream:
 
         assert left() == 700
 
+    def test_a_rule_beside_it_that_settles_nothing_does_not_settle_it_early(self) -> None:
+        view: Any = quota("9/h", name="other")(of_parts(lambda request: StreamingHttpResponse(parts(request))))
 
-@pytest.mark.usefixtures("site")
+        response = view(RequestFactory().get("/"))
+
+        assert b"".join(response.streaming_content) == b"x" * 300
+        assert (left(), left("other", "9/h")) == (700, 8)
+
+    def test_a_rule_beside_it_that_counts_does_not_keep_what_is_given_back_at_once(self) -> None:
+        counting: Any = quota("9/h", name="other")
+        view = counting(
+            quota("5/h", name="failed", count_when=lambda response: False)(
+                lambda request: StreamingHttpResponse(parts(request))
+            )
+        )
+
+        with closing(view(RequestFactory().get("/"))):
+            assert left("failed", "5/h") == 5
+
+
+@pytest.mark.parametrize(
+    ("says", "remaining"),
+    [
+        pytest.param("yes", 7, id="a string"),
+        pytest.param("", 10, id="an empty string"),
+        pytest.param(None, 10, id="None"),
+    ],
+)
+def test_what_counts_stays_spent_with_its_cost_if_count_when_says_anything_true(says: Any, remaining: int) -> None:
+    view: Any = quota("10/h", name="judged", cost=3, count_when=lambda response: says)(answer)
+
+    view(RequestFactory().get("/"))
+
+    assert left("judged", "10/h") == remaining
+
+
+def test_what_is_settled_leaves_the_other_limits_on_the_request() -> None:
+    request = RequestFactory().get("/")
+    for name, options in (("plain", {}), ("bytes", {"settle": size})):
+        attach_decision(request, decide(request, Rule.make(name, "100/h", **options)))
+
+    settle(request, HttpResponse(b"x" * 40))
+
+    decision: Any = request.quota  # type: ignore[attr-defined]
+    assert [(each.rule, each.remaining) for each in decision.outcomes] == [("plain", 99), ("bytes", 60)]
+
+
 @pytest.mark.usefixtures("site")
 def test_the_response_to_an_exempt_request_is_judged_by_no_function() -> None:
     override("x 0 0 -", "*", IP)
 
     assert ask("unjudged").status_code == 200
+
+
+def test_a_view_after_one_that_failed_is_settled_too() -> None:
+    request = RequestFactory().get("/", {"size": 300})
+    failing: Any = quota("1000/h", name="failing", settle=size)(lambda request: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        failing(request)
+
+    counted[1](answer)(request)
+
+    assert left() == 700
 
 
 def test_what_is_no_response_of_django_is_settled_at_once() -> None:
@@ -264,6 +327,46 @@ def test_a_client_that_left_before_the_response_pays_the_estimate() -> None:
     asyncio.run(leave())
 
     assert left() == 900
+
+
+def test_a_client_that_left_before_the_response_may_be_near_the_limit() -> None:
+    view: Any = quota("10/h", name="bytes", settle=size, cost=9)(endless_alone)
+
+    async def leave() -> None:
+        has_begun.append(begun := asyncio.Event())
+        task = asyncio.create_task(view(RequestFactory().get("/")))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    heard: list[str] = []
+
+    with received(near_limit, lambda rule, **_: heard.append(rule.name)):
+        asyncio.run(leave())
+
+    assert heard == ["bytes"]
+
+
+def test_a_client_that_left_may_be_near_a_limit_of_the_settings(settings: Any) -> None:
+    rule = {"rate": "10/h", "settle": SIZE, "cost": 9, "match": "/"}
+    settings.MIDDLEWARE, settings.QUOTA = MIDDLEWARE, {**settings.QUOTA, "RULES": {"everywhere": rule}}
+    settings.ROOT_URLCONF = (path("alone/", endless_alone),)
+
+    async def leave() -> None:
+        has_begun.append(begun := asyncio.Event())
+        task = asyncio.create_task(AsyncClient().get("/alone/"))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    heard: list[str] = []
+
+    with received(near_limit, lambda rule, **_: heard.append(rule.name)):
+        asyncio.run(leave())
+
+    assert heard == ["everywhere"]
 
 
 @pytest.mark.usefixtures("site")
@@ -396,6 +499,17 @@ class TestWrongCost:
             settle(answered, HttpResponse())
 
         assert left("wrong", "100/h") == 90
+
+    def test_its_estimate_may_be_near_the_limit(self) -> None:
+        request = RequestFactory().get("/")
+        attach_decision(request, decide(request, Rule.make("wrong", "10/h", cost=9, settle=lambda *_: -1)))
+
+        heard: list[str] = []
+
+        with received(near_limit, lambda rule, **_: heard.append(rule.name)), pytest.raises(RuleError):
+            settle(request, HttpResponse())
+
+        assert heard == ["wrong"]
 
     def test_it_leaves_no_other_rule_unsettled(self, answered: HttpRequest) -> None:
         with pytest.raises(RuleError):

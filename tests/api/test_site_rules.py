@@ -24,6 +24,7 @@ from tests.support.steps import START
 from tests.support.urls_of_rules import guarded, seen
 
 URLS = "tests.support.urls_of_rules"
+OURS = "django_quota.middleware.QuotaMiddleware"
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +128,12 @@ class TestMatch:
 
         assert found(path, matching(*matches)) == one_by_one
 
+    def test_rules_are_in_the_order_of_the_settings(self) -> None:
+        places = [f"/x{number}/" for number in range(12)]
+        places[1], places[8] = "api:*", "/api/"
+
+        assert found("/api/search/", matching(*places)) == ["1", "8"]
+
     @pytest.mark.parametrize(
         ("rules", "words"),
         [
@@ -189,6 +196,7 @@ class TestHostThatIsNotAllowed:
             pytest.param("host:testserver", True, id="of another host"),
             pytest.param({"path": "/plain/", "host": "*.example"}, True, id="of a path, of other hosts"),
             pytest.param({"path": "/x/", "host": "a.b"}, False, id="but not of another path"),
+            pytest.param(["/x/", "host:a.b"], True, id="of another path, or of another host"),
         ],
     )
     def test_it_meets_a_rule(self, match: Any, is_limited: bool, host: str) -> None:
@@ -348,13 +356,31 @@ class TestJoining:
     def test_a_middleware_that_is_there_twice_decides_once(
         self, kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_quota.middleware.QuotaMiddleware"]
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, OURS]
         calls = calls_of(monkeypatch)
 
         fetch(kind, SEARCH[kind])
 
         assert calls == [1]
         assert peek("site", HERE).remaining == 29
+
+    def test_of_two_middlewares_the_outer_one_settles_by_the_response_that_is_sent(
+        self, kind: str, settings: Any
+    ) -> None:
+        judged = {"rate": "9/m", "match": "/", "count_when": lambda response: response.status_code != 418}
+        settings.MIDDLEWARE = [OURS, f"{__name__}.teapot", OURS]
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"judged": judged}}
+
+        (reply,) = fetch(kind, "/plain/")
+
+        assert (reply.status_code, reply.headers["RateLimit"][:12]) == (418, '"judged";r=9')
+        assert peek("judged", HERE).remaining == 9
+
+    def test_of_two_middlewares_one_takes_a_slot(self, kind: str, settings: Any) -> None:
+        settings.MIDDLEWARE = [OURS, *settings.MIDDLEWARE, OURS]
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"one": {"at_once": 1, "match": "/"}}}
+
+        assert [reply.status_code for reply in fetch(kind, "/plain/", 2)] == [200, 200]
 
     def test_a_path_without_a_view_is_limited_too(self, kind: str) -> None:
         assert fetch(kind, "/nowhere/")[0].status_code == 404
@@ -554,6 +580,15 @@ class TestWithoutAView:
         fetch(kind, "/plain/", 4)
 
         assert calls == []
+
+
+def teapot(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    def answer(request: HttpRequest) -> HttpResponse:
+        response = get_response(request)
+        response.status_code = 418
+        return response
+
+    return answer
 
 
 opened: list[io.BytesIO] = []

@@ -55,6 +55,28 @@ def test_e013_a_timeout_in_the_options_of_connections(value: Any, given: dict[st
     assert error.hint == "Use a number of seconds above 0, for example 0.25."
 
 
+DJANGOS = "django.core.cache.backends.redis.RedisCache"
+
+
+@pytest.mark.parametrize(
+    ("backend", "found"),
+    [
+        pytest.param(REDIS["BACKEND"], [], id="django-redis"),
+        pytest.param(DJANGOS, ["E014"], id="Django's, which fails"),
+    ],
+)
+def test_options_that_are_none_are_no_crash_of_the_checks(backend: str, found: list[str]) -> None:
+    assert ids(caches={"default": {"BACKEND": backend, "LOCATION": REDIS["LOCATION"], "OPTIONS": None}}) == found
+
+
+@pytest.mark.parametrize("backend", [REDIS["BACKEND"], DJANGOS], ids=["django-redis", "Django's"])
+@pytest.mark.parametrize("location", [None, "", []], ids=repr)
+def test_e004_a_location_that_is_empty(location: Any, backend: str) -> None:
+    (found,) = findings(caches={"default": {"BACKEND": backend, "LOCATION": location}})
+
+    assert (found.id, found.msg) == ("django_quota.E004", 'The LOCATION of CACHES["default"] is empty.')
+
+
 URL = "redis://127.0.0.1:1/0"
 CLUSTER = {"CLIENT_CLASS": CLUSTER_CLIENT}
 KWARGS = "Give CONNECTION_POOL_KWARGS options of redis.Connection"
@@ -107,6 +129,12 @@ def test_the_checks_of_options_never_raise(options: dict[str, Any]) -> None:
 )
 def test_w012_a_long_timeout_blocks_threads_while_redis_hangs(alias: Any, seconds: float, expected: list[str]) -> None:
     assert ids(caches=alias(seconds)) == expected
+
+
+def test_w012_each_long_timeout_is_named() -> None:
+    found = [each.msg.partition(" When ")[0] for each in found_in(SOCKET_TIMEOUT=3, SOCKET_CONNECT_TIMEOUT=4)]
+
+    assert found == ['socket_timeout of CACHES["default"] is 3.', 'socket_connect_timeout of CACHES["default"] is 4.']
 
 
 def test_e013_a_timeout_in_the_url() -> None:

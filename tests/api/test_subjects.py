@@ -74,6 +74,7 @@ def always_long(request: HttpRequest) -> str:
     [
         ("ip", IP), ("global", "global"), ("path", "path:/a%2Bb%25/"), (("ip", "path"), f"{IP}+path:/a%2Bb%25/"),
         (("user", "global"), f"{IP}+global"), (("ip", ("global",)), f"{IP}+global"),
+        (("ip", "user"), f"{IP}+{IP}"), (("header:X-Key", "cookie:key"), f"{IP}+{IP}"),
         # what is longer than 200 characters
         (f"{__name__}.always_long", f"key.{__name__}.always_long:~[0-9a-f]{{64}}"),
     ],
@@ -91,6 +92,7 @@ def test_a_key_names_its_subject_whatever_the_site_is_mounted_under(key: Any, fo
         pytest.param(User(pk=42), "user:42", id="a user"),
         pytest.param(SimpleNamespace(is_authenticated=True, pk="a+ip:1%"), "user:a%2Bip:1%25", id="an odd primary key"),
         pytest.param(AnonymousUser(), IP, id="a visitor"),
+        pytest.param(SimpleNamespace(is_authenticated=True, pk=0), "user:0", id="a primary key of zero"),
     ],
 )
 def test_a_user_is_named_by_the_primary_key(key: str, who: Any, found: str) -> None:
@@ -131,6 +133,14 @@ SECRETS: dict[str, Callable[[str], HttpRequest]] = {
     "get:other": lambda value: RequestFactory().get("/", {"other": value}, REMOTE_ADDR="192.0.2.1"),
     "post:phone": lambda value: RequestFactory().post("/", {"phone": value}, REMOTE_ADDR="192.0.2.1"),
 }
+
+
+@pytest.mark.parametrize("key", ["header: X-Key ", "cookie: key ", "get: q "])
+def test_blanks_around_the_name_in_a_key_do_not_matter(key: str) -> None:
+    asked = RequestFactory(headers={"X-Key": SECRET}).get("/", {"q": SECRET})
+    asked.COOKIES["key"] = SECRET
+
+    assert subject(key, asked) == subject(key.replace(" ", ""), asked) != IP
 
 
 def test_what_a_client_sent_never_shows_in_its_subject() -> None:
@@ -474,6 +484,10 @@ class TestFunctions:
             "header:HTTP_X_API_KEY",
             "key='header:HTTP_X_API_KEY' names a header as request.META does. Write 'header:X-Api-Key'.",
         ),
+        (
+            "header: http_x_api_key",
+            "key='header: http_x_api_key' names a header as request.META does. Write 'header:X-Api-Key'.",
+        ),
         *(
             (key, f"key={key!r} is not a key. Did you mean {near!r}?")
             for key, near in {
@@ -777,6 +791,8 @@ def test_an_override_of_a_network_is_for_the_addresses_in_it(keys: Any, subject:
         pytest.param((by_account,), "user:42", ("org:7",), False, id="one that it has not made"),
         pytest.param((by_account,), "user:42", (IP,), True, id="only visitors so far"),
         pytest.param(("ip", by_account), f"{IP}+org:8", ("org:7",), True, id="of other parts so far"),
+        pytest.param(("ip", by_account), f"{IP}+org:8", (f"{IP}+org:7",), True, id="a kind of the second part"),
+        pytest.param(("user", by_account), "user:1+user:2", ("user:1+org:7",), False, id="a kind of the first alone"),
     ],
 )
 def test_a_function_makes_subjects_of_the_kinds_that_it_has_made(

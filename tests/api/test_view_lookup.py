@@ -311,6 +311,18 @@ class WithHead(View):
     [
         pytest.param(VIEWS["twice"][0], "GET", [f"{HERE}.plain#2", f"{HERE}.plain"], id="two on a function"),
         pytest.param(VIEWS["around-wraps"][0], "POST", [f"{HERE}.plain#2", f"{HERE}.plain"], id="one between them"),
+        pytest.param(
+            quota("3/m")(transparent(VIEWS["twice"][0])),
+            "GET",
+            [f"{HERE}.plain#3", f"{HERE}.plain#2", f"{HERE}.plain"],
+            id="one far above two",
+        ),
+        pytest.param(
+            quota("3/m")(quota("4/m", name="x")(VIEWS["twice"][0])),
+            "GET",
+            [f"{HERE}.plain#4", "x", f"{HERE}.plain#2", f"{HERE}.plain"],
+            id="four, one of them named",
+        ),
         pytest.param(Dashboard.as_view(), "GET", [f"{HERE}.Dashboard", f"{HERE}.Dashboard.get"], id="a method"),
         pytest.param(Dashboard.as_view(), "head", [f"{HERE}.Dashboard", f"{HERE}.Dashboard.get"], id="HEAD of a GET"),
         pytest.param(Dashboard.as_view(), "POST", [f"{HERE}.Dashboard"], id="another method"),

@@ -977,6 +977,11 @@ def test_ipv4_that_is_written_as_ipv6_is_exempt_as_ipv4(written: str, network: s
     assert Rule.make("r", "10/m", exempt=written).exempt.networks == (ip_network(network),)
 
 
+def test_an_empty_string_exempts_nobody_so_it_is_an_error() -> None:
+    with pytest.raises(RuleError, match=r"^exempt='': .* Use, for example, '10"):
+        Rule.make("r", "10/m", exempt="")
+
+
 @pytest.mark.parametrize("value", [5, 5.0, b"10.0.0.0/8"], ids=["a number", "a float", "bytes"])
 def test_only_a_string_is_read_as_a_network(value: Any) -> None:
     """`ipaddress` takes 5 for 0.0.0.5."""

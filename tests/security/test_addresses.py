@@ -256,9 +256,11 @@ class TestUnderRealServers:
         ("[2001:4860::7]:443", "2001:4860::/64"), ("fe80::1%eth0", "fe80::/64"), ("[fe80::1%eth0]:443", "fe80::/64"),
         ("2001:4860:0:0:0:0:0:7:4711", "2001:4860::/64"), ("2001:4860::7:47110", "2001:4860::/64"),
         (f"::ffff:{PEER}:4711", PEER), (f"64:ff9b::{PEER}", PEER), (f"[64:ff9b::{PEER}]:443", PEER),
+        (f"{' ' * 99}{PEER}", PEER),
         # without one address in it the proxy counts
         *((value, None) for value in (None, "", "unknown", f"{VICTIM}, {PEER}", f"for={VICTIM}", "1" * 99)),
         *((value, None) for value in (f"{VICTIM}:http", f"[{VICTIM}]http", f"{VICTIM}:1:2", ":443", "[]:443")),
+        *((value, None) for value in (f"[{VICTIM}]:http", "[2001:4860::7]:http", "[2001:4860::7]:1:2", " ")),
     ],
 )  # fmt: skip
 def test_the_one_header_of_a_proxy_names_the_client(value: str | None, client: str | None) -> None:
@@ -279,6 +281,12 @@ def test_the_viewer_address_of_cloudfront_ends_with_a_port(value: str) -> None:
     options = {**BY_HEADER, "CLIENT_IP_HEADER": "CloudFront-Viewer-Address"}
     client = found(options, HTTP_CLOUDFRONT_VIEWER_ADDRESS=value)
     assert client == (PEER if "." in value else "2001:4860::/64")
+
+
+def test_a_viewer_address_without_a_port_is_taken_whole() -> None:
+    options = {**BY_HEADER, "CLIENT_IP_HEADER": "CloudFront-Viewer-Address"}
+
+    assert found(options, HTTP_CLOUDFRONT_VIEWER_ADDRESS="2001:4860:0:0:ab:cd:ef:7") == "2001:4860::/64"
 
 
 COUNTED = {"TRUSTED_PROXY_COUNT": 1}
@@ -307,9 +315,11 @@ FORWARDED = "X-Forwarded-For"
         (COUNTED, {"HTTP_X_FORWARDED_FOR": f"{PEER}:http"}, "ERROR", UNREADABLE(FORWARDED, PROXY, f"'{PEER}:http'")),
         (COUNTED, {"HTTP_X_FORWARDED_FOR": "f" * 9_000}, "ERROR", UNREADABLE(FORWARDED, PROXY, "'" + "f" * 99)),
         (BY_HEADER, {}, "WARNING", MISSING(PROXY, "Cf-Connecting-Ip")),
+        (BY_HEADER, {"HTTP_CF_CONNECTING_IP": " "}, "WARNING", MISSING(PROXY, "Cf-Connecting-Ip")),
+        (COUNTED, {"HTTP_X_FORWARDED_FOR": " "}, "WARNING", MISSING(PROXY, FORWARDED)),
         (COUNTED, {}, "WARNING", MISSING(PROXY, FORWARDED)),
     ],
-    ids=["header", "proxies", "count", "long", "no header", "no header in its place"],
+    ids=["header", "proxies", "count", "long", "no header", "blanks", "blanks in its place", "no header in its place"],
 )  # fmt: skip
 def test_an_address_that_a_proxy_does_not_name_is_logged_once(
     options: dict[str, Any], meta: dict[str, str], level: str, words: str, caplog: pytest.LogCaptureFixture
@@ -328,6 +338,26 @@ def test_one_line_of_the_log_is_for_all_proxies_that_send_no_address(caplog: pyt
         found(COUNTED, proxy)
 
     assert caplog.messages == [MISSING("10.0.0.7", FORWARDED)]
+
+
+def test_one_problem_that_was_logged_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    log_everything_again()
+
+    for options, forwarded in ((COUNTED, None), (COUNTED, "a"), (BY_HEADER, None)):
+        found(options, PROXY, forwarded)
+
+    assert caplog.messages == [
+        MISSING(PROXY, FORWARDED), UNREADABLE(FORWARDED, PROXY, "'a'"), MISSING(PROXY, "Cf-Connecting-Ip")
+    ]  # fmt: skip
+
+
+def test_a_client_that_sends_the_header_itself_hides_no_proxy(caplog: pytest.LogCaptureFixture) -> None:
+    log_everything_again()
+
+    for peer in ("8.8.8.8", PROXY):
+        found({}, peer, PEER)
+
+    assert [message.partition(",")[0] for message in caplog.messages] == [f"X-Forwarded-For came from {PROXY}"]
 
 
 def test_the_log_names_the_proxy_that_sent_what_is_not_an_address(caplog: pytest.LogCaptureFixture) -> None:
