@@ -292,6 +292,24 @@ def test_a_sweep_that_is_stopped_after_the_first_of_two_servers_is_not_complete(
     assert (report.removed, report.complete, report.missed) == (1, False, 0)
 
 
+def test_a_sweep_that_is_stopped_within_a_page_examines_it_again(
+    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(raw, 250, entries=1)
+    stop, run = threading.Event(), RedisStore.run
+
+    def run_once(*given: Any) -> Any:
+        stop.set()
+        return run(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RedisStore, "run", run_once)
+        first = swept(stop=stop)
+
+    assert (first.keys, first.complete) == (100, False)
+    assert (swept().removed, left(raw)) == (150, 0)
+
+
 def test_batches_that_are_missed_do_not_end_a_sweep_that_has_examined_others(
     raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -457,6 +457,18 @@ class TestChosenRule:
         assert run_json("access.log", "--rule", "named", "--rules", "drafts.toml")["refused"] == 28
 
 
+@pytest.mark.parametrize("known", [{}, {"named": "1/m"}], ids=["a new name", "a name of the settings"])
+def test_a_draft_leaves_a_view_with_a_rule_of_its_own(known: dict[str, str], settings: Any) -> None:
+    settings.QUOTA = {"RULES": known}
+    view = quota("4/m", key="ip", name="named")(lambda request: HttpResponse())
+    settings.ROOT_URLCONF = (url("named/", view),)
+    lines = [line(second, path="/named/") for second in range(6)]
+
+    replayed, traffic = read(lines, {"named": "2/m"})
+
+    assert list(find_refusals(replayed, traffic).positions) == [4, 5]
+
+
 def test_a_packed_log_is_read() -> None:
     Path("1.gz").write_bytes(gzip.compress("\n".join(line(second) for second in range(5)).encode()))
 
@@ -918,6 +930,21 @@ def test_a_line_without_a_query_has_an_empty_one(fields: dict[str, str]) -> None
     assert find_format([text]).read(text).query == ""
 
 
+def test_the_query_in_a_path_comes_before_a_field_of_its_own() -> None:
+    text = json.dumps({"time": 1_763_700_000, "ip": "203.0.113.9", "method": "GET", "path": "/a/?q=1", "query": "q=2"})
+
+    assert find_format([text]).read(text).query == "q=1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f'{COMMON} "-" "curl"', f'{{"time": 1763700000, "ip": "203.0.113.9", "request": "{REQUEST}", "referer": ""}}'],
+    ids=["combined", "JSON"],
+)
+def test_an_empty_header_is_none(text: str) -> None:
+    assert "HTTP_REFERER" not in find_format([text]).read(text).meta
+
+
 WHOLE = {"time": "2025-11-21T04:40:00Z", "ip": "203.0.113.9", "method": "GET", "path": "/a/", "query": "q=1"}
 NAMES = {
     "time": ["time", "@timestamp", "timestamp", "ts", "msec", "time_iso8601", "time_local"],
@@ -1037,7 +1064,8 @@ def test_a_log_of_json_without_a_request_is_refused(fields: dict[str, str], miss
         ("GET /a/ HTTP/1.1", "/a/"), ("GET /a/", "/a/"), ("GET http://a.example/a/ HTTP/1.0", "/a/"),
         ("GET https://a.example:8443/a/?q HTTP/2", "/a/"), ("PROPFIND /a/ HTTP/1.1", "/a/"),
         ("GET /a%20b/ HTTP/1.1", "/a b/"), ("GET /%C3%A4/ HTTP/1.1", "/ä/"), ("GET /ä/ HTTP/1.1", "/ä/"),
-        ("GET /%FF/ HTTP/1.1", "/%FF/"), ("GET /a HTTP/1.1 HTTP/1.1", "/a HTTP/1.1"),
+        ("GET /%FF/ HTTP/1.1", "/%FF/"), ("GET /\udcff/ HTTP/1.1", "/%FF/"),
+        ("GET /a HTTP/1.1 HTTP/1.1", "/a HTTP/1.1"),
     ],
 )  # fmt: skip
 def test_the_path_of_a_request_is_decoded_as_django_does(target: str, path: str) -> None:
@@ -1054,6 +1082,7 @@ def test_the_path_of_a_request_is_decoded_as_django_does(target: str, path: str)
         pytest.param(r"/a\\b/", "/a\\b/", id="a backslash"),
         pytest.param(r"/\xC3\xa4/", "/ä/", id="a letter of two bytes"),
         pytest.param(r"/a\tb/", r"/a\tb/", id="another escape"),
+        pytest.param("/\\x41\udcff/", "/A%FF/", id="beside a byte that is not UTF-8"),
     ],
 )
 def test_what_a_server_has_escaped_is_read_as_it_was(logged: str, path: str) -> None:
@@ -1142,6 +1171,12 @@ def test_a_time_that_the_clock_shows_twice_follows_the_line_before(settings: Any
 
     minutes = [(time - traffic.times[0]) // (60 * SECOND) for time in traffic.times]
     assert minutes == list(range(121))
+
+
+def test_a_time_that_the_clock_shows_twice_may_be_a_little_before_the_last_one(settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+
+    assert read_time("2026-10-25T02:10:00", read_time("2026-10-25T00:20:00Z")) == read_time("2026-10-25T00:10:00Z")
 
 
 @pytest.mark.parametrize("before", ["2026-03-28T12:00", "2026-03-29T12:00"], ids=["a day before", "hours after"])

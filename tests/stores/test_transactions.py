@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -646,6 +647,21 @@ def test_a_server_is_another_one_if_its_settings_differ(name: str, monkeypatch: 
     assert store_module._server_of("default") != before
 
 
+def test_a_store_is_closed_without_a_wait_for_what_its_threads_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+    monkeypatch.setattr(DatabaseStore, "_run", lambda *_: closed.wait(1))
+    store = DatabaseStore("default")
+
+    async def decide() -> object:
+        task = asyncio.ensure_future(store.arun(Get(KEYS)))
+        await asyncio.sleep(0)
+        store.close()
+        closed.set()
+        return await task
+
+    assert asyncio.run(decide()) is True
+
+
 # --- SQLite -----------------------------------------------------------------------------------------------------------
 
 
@@ -664,6 +680,10 @@ class TestAFileOfStates:
 
     def test_waits_for_no_disk_at_each_hit(self, connection: SqliteConnection) -> None:
         assert connection.read(Statement("PRAGMA synchronous")) == [(1,)]
+
+    def test_is_read_and_written_by_any_thread(self, connection: SqliteConnection) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(connection.read, Statement("SELECT 5")).result() == [(5,)]
 
     def test_is_as_it_was_after_a_rollback(self, connection: SqliteConnection) -> None:
         connection.begin((), Statement("DELETE FROM django_quota_quotastate RETURNING 1"))
