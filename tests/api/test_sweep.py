@@ -292,6 +292,24 @@ def test_a_sweep_that_is_stopped_after_the_first_of_two_servers_is_not_complete(
     assert (report.removed, report.complete, report.missed) == (1, False, 0)
 
 
+class SilentFirst(TwoServers):
+    """Two servers, of which the first does not answer."""
+
+    def commands(self, server: str) -> Any:
+        if server == "a":
+            raise StoreUnavailable("gone")
+        return super().commands(server)
+
+
+@pytest.mark.parametrize("number", [3, 0], ids=["with keys on the other", "without keys"])
+def test_a_silent_server_does_not_end_a_sweep_of_the_others(number: int, raw: redis.Redis) -> None:
+    fill(raw, number, entries=1)
+
+    report = two_swept(SilentFirst())
+
+    assert (report.removed, report.missed, report.complete) == (number, 1, False)
+
+
 def test_a_sweep_that_is_stopped_within_a_page_examines_it_again(
     raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from psycopg import errors as theirs
 
 from django_quota.core.errors import StoreBusy, StoreUnavailable
 from django_quota.exceptions import ConfigurationError
-from django_quota.features.counters.operations import Get, Set
+from django_quota.features.counters.operations import Get, Pop, Set
 from django_quota.stores.base import Statement
 from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.stores.database import store as store_module
@@ -202,6 +202,13 @@ class TestATransaction:
         assert caught.value is BUG
         assert database.done == [["begin", "rollback"]]
 
+    def test_does_not_begin_again_after_a_bug(self, idle: Database) -> None:
+        idle.fails += [BUG]
+
+        with pytest.raises(KeyError):
+            idle.write()
+        assert idle.done == [["begin", "rollback"]]
+
     def test_shows_no_error_of_the_driver_which_may_hold_the_password(self, database: Database) -> None:
         database.fails += [LOST]
 
@@ -297,7 +304,7 @@ class TestAsyncCalls:
         asyncio.run(database.store.arun(Get(KEYS)))
 
         assert threading.current_thread() not in threads
-        assert len(threads) == 1
+        assert [thread.name.partition("_")[0] for thread in threads] == ["django-quota-database"]
 
     def test_say_that_their_error_is_of_the_database(self, database: Database) -> None:
         database.fails += [LOST]
@@ -647,19 +654,35 @@ def test_a_server_is_another_one_if_its_settings_differ(name: str, monkeypatch: 
     assert store_module._server_of("default") != before
 
 
-def test_a_store_is_closed_without_a_wait_for_what_its_threads_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = threading.Event()
-    monkeypatch.setattr(DatabaseStore, "_run", lambda *_: closed.wait(1))
-    store = DatabaseStore("default")
+class TestAStoreThatIsClosed:
+    def test_waits_for_nothing_that_its_threads_decide(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        closed = threading.Event()
+        monkeypatch.setattr(DatabaseStore, "_run", lambda *_: closed.wait(1))
+        store = DatabaseStore("default")
 
-    async def decide() -> object:
-        task = asyncio.ensure_future(store.arun(Get(KEYS)))
-        await asyncio.sleep(0)
+        async def decide() -> object:
+            call = asyncio.ensure_future(store.arun(Get(KEYS)))
+            await asyncio.sleep(0)
+            store.close()
+            closed.set()
+            return await call
+
+        assert asyncio.run(decide()) is True
+
+    def test_ends_its_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(DatabaseStore, "_run", lambda *_: threading.current_thread())
+        store = DatabaseStore("default")
+        thread: Any = asyncio.run(store.arun(Get(KEYS)))
+
         store.close()
-        closed.set()
-        return await task
 
-    assert asyncio.run(decide()) is True
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+    def test_closes_its_connections(self, idle: Database) -> None:
+        idle.store.close()
+
+        assert idle.done == [["close"]]
 
 
 # --- SQLite -----------------------------------------------------------------------------------------------------------
@@ -684,6 +707,13 @@ class TestAFileOfStates:
     def test_is_read_and_written_by_any_thread(self, connection: SqliteConnection) -> None:
         with ThreadPoolExecutor(1) as thread:
             assert thread.submit(connection.read, Statement("SELECT 5")).result() == [(5,)]
+
+    def test_forgets_the_row_of_a_state_that_is_dropped(
+        self, connection: SqliteConnection, on_sqlite: DatabaseStore
+    ) -> None:
+        on_sqlite.run(Pop(KEYS))
+
+        assert connection.read(Statement("SELECT count(*) FROM django_quota_quotastate")) == [(0,)]
 
     def test_is_as_it_was_after_a_rollback(self, connection: SqliteConnection) -> None:
         connection.begin((), Statement("DELETE FROM django_quota_quotastate RETURNING 1"))
