@@ -260,6 +260,11 @@ class TestNamesOfUsers:
     def test_the_name_of_one_user_is_the_subject_of_an_override(self, ann: User) -> None:
         assert named_override_subject("Ann", with_users=True) == (f"user:{ann.pk}", 1)
 
+    def test_of_an_address_that_two_users_have_both_are_counted(self, ann: User) -> None:
+        User.objects.create_user("bob", ann.email)
+
+        assert named_override_subject(ann.email, with_users=True)[1] == 2
+
     def test_a_name_is_its_own_subject_where_users_are_not_looked_up(self, ann: User) -> None:
         assert named_override_subject("Ann", with_users=False) == ("Ann", 0)
 
@@ -501,6 +506,11 @@ class TestHints:
     )
     def test_a_hint_says_what_is_meant(self, subject: str, hint: str) -> None:
         assert subject_hint(subject) == hint
+
+    def test_a_key_that_two_users_have_as_their_address_names_neither(self) -> None:
+        User.objects.filter(pk__in=[42, 43]).update(email="same@example.org")
+
+        assert subject_hint("user:same@example.org") == 'There is no user with the key "same@example.org".'
 
     @pytest.mark.parametrize(
         ("subject", "hint"), [("ann", OF_A_CALL.format("ann")), ("user:ann", "")], ids=["a name", "a key"]

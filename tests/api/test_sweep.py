@@ -199,6 +199,21 @@ def test_a_key_without_a_ttl_is_given_one(
     assert given_ttl - 60_000 < client.pttl(key) <= given_ttl
 
 
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        pytest.param("quota:1:{ip:203.0.113.9}:r:search:60", "r", id="a limit"),
+        pytest.param("quota:1:{!}:bans", "bans", id="the list of bans"),
+        pytest.param("quota:1:{!}:refused:2025-11-21", "system", id="another key without a subject"),
+        pytest.param("quota:1:{ip:203.0.113.9}:z:search", None, id="of a kind that we do not have"),
+        pytest.param("quota:1:{ip:203.0.113.9", None, id="without a closing brace"),
+        pytest.param("other:1:{ip:203.0.113.9}:r:search:60", None, id="of another prefix"),
+    ],
+)
+def test_a_key_has_the_kind_that_its_name_says(key: str, kind: str | None) -> None:
+    assert sweeping.kind_of("quota", key) == kind
+
+
 def fill(raw: redis.Redis, sets_: int, entries: int = 3) -> None:
     """Write sorted sets whose entries have expired by the real clock."""
     with raw.pipeline(transaction=False) as pipeline:
@@ -290,6 +305,12 @@ def test_a_sweep_that_is_stopped_after_the_first_of_two_servers_is_not_complete(
     report = two_swept(TwoServers(), lambda stop: stop.set())
 
     assert (report.removed, report.complete, report.missed) == (1, False, 0)
+
+
+def test_the_total_is_that_of_all_servers(raw: redis.Redis) -> None:
+    fill(raw, 3)
+
+    assert Sweeper(cast("Any", TwoServers()), "quota").total() == 6
 
 
 class SilentFirst(TwoServers):

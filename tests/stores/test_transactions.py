@@ -19,6 +19,7 @@ from django.db import connections
 from psycopg import errors as theirs
 
 from django_quota.core.errors import StoreBusy, StoreUnavailable
+from django_quota.engine.events import EventRecord
 from django_quota.exceptions import ConfigurationError
 from django_quota.features.counters.operations import Get, Pop, Set
 from django_quota.stores.base import Statement
@@ -236,6 +237,24 @@ class TestALook:
         idle.store.run(Get(KEYS))
 
         assert idle.done == [["read", "close"], ["read"]]
+
+    @pytest.mark.parametrize(
+        ("events", "done"),
+        [
+            pytest.param([], ["read"], id="nothing to write"),
+            pytest.param([EventRecord("refused", "r", "user:1")], ["read", "read", "begin", "commit"], id="an event"),
+        ],
+    )
+    def test_answers_a_call_beside_another_one_unless_it_writes_something(
+        self, events: list[EventRecord], done: list[str], database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(database.store._turns, "are_taken", lambda _: True)
+        operation = Set(["log", *KEYS], 5, LATER)
+        monkeypatch.setattr(operation, "log_keys", lambda: ["log"])
+        monkeypatch.setattr(operation, "run_with_events", lambda *_: ("reply", events))
+
+        assert database.store.run(operation) == "reply"
+        assert database.done == [done]
 
     def test_sees_the_time_that_is_passed_in(self, database: Database) -> None:
         assert [store_module._states(["a"], [["", 7, ""]], now)[1] for now in (None, 0, 5)] == [7, 0, 5]
