@@ -1179,6 +1179,39 @@ def test_a_time_that_the_clock_shows_twice_may_be_a_little_before_the_last_one(s
     assert read_time("2026-10-25T02:10:00", read_time("2026-10-25T00:20:00Z")) == read_time("2026-10-25T00:10:00Z")
 
 
+def test_the_line_before_says_which_time_a_clock_means_though_a_later_one_came_first(settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    lines = [json.dumps(JSON | {"time": f"2026-10-25T{time}:00"}) for time in ("12:00", "01:30", "02:10")]
+    rules = RuleSet(read_rules({"all": {"rate": "5/m", "match": "/"}}, "rules"), frozenset({"ip"}))
+
+    traffic = read_traffic(lines, find_format(lines), rules)
+
+    assert traffic.times[1] - traffic.times[0] == 40 * 60 * SECOND
+
+
+def test_a_line_of_blanks_is_not_counted_as_unreadable() -> None:
+    _, traffic = read([" \t\n", line(0)])
+
+    assert (traffic.lines, traffic.requests, traffic.unreadable) == (2, 1, 0)
+
+
+def test_without_a_trusted_proxy_the_header_of_proxies_is_as_it_was_logged() -> None:
+    lines = [json.dumps(JSON | {"ip": f"192.0.2.{n}", "xff": "203.0.113.9"}) for n in (1, 2)]
+
+    _, traffic = read(lines, {"proxied": {"rate": "1/m", "key": "header:X-Forwarded-For", "match": "/"}})
+
+    assert len(traffic.plans) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "field"),
+    [("header: User-Agent", "header:user-agent"), ("cookie: sid", "cookie:sid")],
+    ids=["a header", "a cookie"],
+)
+def test_a_key_with_a_blank_needs_the_same_field_of_a_log(key: str, field: str) -> None:
+    assert replay.why_left_out(Rule.make("r", "5/m", key=key), frozenset({field})) == ""
+
+
 @pytest.mark.parametrize("before", ["2026-03-28T12:00", "2026-03-29T12:00"], ids=["a day before", "hours after"])
 def test_a_time_that_the_clock_skips_is_that_of_a_clock_not_yet_set_forward(before: str, settings: Any) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
