@@ -1003,6 +1003,15 @@ def test_of_two_fields_of_json_with_one_meaning_one_counts(
     assert find_format([text]).read(text).meta["REMOTE_ADDR"] == "203.0.113.9"
 
 
+@pytest.mark.parametrize("other", ["http_user_agent", "headers.User-Agent"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["written first", "written last"])
+def test_a_field_of_the_server_comes_before_a_header_of_its_meaning(other: str, is_first: bool) -> None:
+    both = {"user_agent": "curl", other: "x"} if is_first else {other: "x", "user_agent": "curl"}
+    text = json.dumps({**WHOLE, **both})
+
+    assert find_format([text]).read(text).meta["HTTP_USER_AGENT"] == "curl"
+
+
 @pytest.mark.parametrize("other", ["vhost", "http_host", "headers.host"])
 def test_the_host_of_the_server_is_the_only_host_of_a_line(other: str) -> None:
     text = json.dumps({other: "b.example", **WHOLE, "host": "a.example"})
