@@ -336,6 +336,15 @@ class TestAClockThatSteps:
 
         assert len(store) == is_kept
 
+    def test_keeps_a_key_that_has_not_expired_by_it(self, pass_time: Callable[..., None]) -> None:
+        store = MemoryStore()
+        store.run(Set(keys_of("quota:1:{a}:c:clicks"), 1, SECOND))
+        pass_time(10, -3_600)
+
+        store.run(Get(keys_of("quota:1:{b}:c:clicks")))
+
+        assert len(store) == 1
+
     def ask_often(self) -> None:
         for number in range(20):
             check("2/m", f"another:{number}")
