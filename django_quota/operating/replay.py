@@ -180,7 +180,7 @@ class RuleSet:
     def _as_here(self, rule: Rule) -> Rule:
         """Return the rule of a view; if the view names a configured rule, the rule of that name in this set."""
         own = self._own.get(rule.name)
-        if own is None or own is rule or rule.name not in current().rules:
+        if own is None or rule.name not in current().rules:
             return rule
         return own if rule is current().rule(rule.name) else rule
 
@@ -322,7 +322,7 @@ def find_refusals(
             states.kept = {key: kept for key, kept in states.kept.items() if kept[1] > now}
         hits = [hit.at(now, time_zone()) for hit in hits_for(number)]
         raw = Decide(hits, "check").run(states, now)
-        if any(hit.group for hit in hits) or not allows_all(raw, hits):
+        if not allows_all(raw, hits):
             refusals.note(position, hits, Reply.decode(raw, hits))
         advance(1)
     return refusals

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from django_quota.features.events import Event
 from django_quota.features.resets import reset_found
 from django_quota.features.subject_contents import HeldStatus, read_contents
 from django_quota.limiting.flusher import flusher
-from django_quota.operating import inspection
+from django_quota.operating import activity, inspection
 from django_quota.operating.inspection import (
     LimitStatus,
     RuleChange,
@@ -233,13 +234,10 @@ class TestOnRedis:
             assert {limit["used"] for limit in status_of(name)["limits"] if limit["rule"] == "search"} == {3}
 
     def test_the_newest_twenty_refusals_are_listed(self) -> None:
-        for number in range(25):
-            with freeze(START + number * SECOND):
-                check("0/m", SUBJECT)
+        for seconds in range(10, 35):
+            check(f"0/{seconds}s", SUBJECT)
 
-        moments = [event.at for event in recent_refusals(SUBJECT)]
-        assert len(moments) == 20
-        assert moments == sorted(moments, reverse=True)
+        assert [event.rule for event in recent_refusals(SUBJECT)] == [f"0/{seconds}s" for seconds in range(34, 14, -1)]
 
     @any_subject
     def test_the_slots_of_any_subject_are_found(self, subject: str) -> None:
@@ -297,6 +295,7 @@ BOTH = ["anonymous", "authenticated"]
         pytest.param("ip", SUBJECT, "authenticated", BOTH, id="an address, of which no tier is noted"),
         pytest.param("path", "path:/a", "authenticated", ["authenticated"], id="the last tier"),
         pytest.param("path", "path:/a", "gone", BOTH, id="a last tier that the rule no longer has"),
+        pytest.param("ip", "users:7", "", BOTH, id="a kind that begins like a user"),
     ],
 )
 def test_tiers_that_a_subject_cannot_have_are_left_out(key: Any, subject: str, last: str, tiers: list[str]) -> None:
@@ -362,6 +361,10 @@ class TestRulesThatCannotCountTheSubject:
         assert found.elsewhere == {"viewed": "viewed counts by ip."}
         assert [(limit.rule, limit.tier) for limit in found.limits] == [("plans", "free"), ("all", "")]
         assert found.unread == {"plans (pro)": "it is unlimited"}
+
+
+def twentieth(subject: str) -> date:
+    return date(2025, 1, 20)
 
 
 def no_day(subject: str) -> Any:
@@ -552,6 +555,36 @@ class TestThePreviewOfAnOverride:
             "counter(...).unique() estimates larger numbers."
         )
 
+    def test_one_for_a_rule_that_cannot_count_the_subject_shows_its_limits(self) -> None:
+        assert list(previews("org:7", "viewed", "blocked")) == ["viewed"]
+
+    def test_one_for_all_rules_leaves_a_rule_with_its_own_that_has_just_begun(self) -> None:
+        override(f"x {START} 0 ", "search", SUBJECT)
+
+        assert previews(SUBJECT, "*", "blocked")["search"].problem
+
+    def test_an_exemption_shows_the_tier_that_a_user_may_have(self) -> None:
+        change = previews("user:7", "tiered", "exempt")["tiered"]
+
+        assert limits_in(change.then) == [("50/m", 0, 50, 0.0, "exempt")]
+
+    def test_an_exemption_shows_the_tier_of_the_last_check(self, settings: Any) -> None:
+        rates = {"free": "5/m", "pro": "50/m"}
+        plan = {"rate": rates, "key": "path", "tier": lambda _: "pro", "daily": True}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"plan": plan}}
+        check("plan", "path:/a", tier="pro")
+
+        assert [limit.rate for limit in previews("path:/a", "plan", "exempt")["plan"].then] == ["50/m"]
+
+    def test_an_exemption_shows_the_period_of_the_subject(self, settings: Any) -> None:
+        month = {"rate": "5/month", "algorithm": "calendar", "starts": f"{__name__}.twentieth"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"month": month}}
+        check("month", SUBJECT)
+
+        (change,) = previews(SUBJECT, "month", "exempt").values()
+
+        assert [limit.reset_after for limit in change.then] == [limit.reset_after for limit in change.now]
+
     def test_an_unknown_rule_is_reported(self) -> None:
         found = preview_override(SUBJECT, Override(7, SUBJECT, "gone", "exempt", ""))
 
@@ -636,8 +669,52 @@ class TestLongerSubjects:
 
         assert self.found([], ["org:7", pair]) == [(pair, "login"), ("org:7", None)]
 
+    def test_a_shadow_refuses_none_of_them(self, settings: Any) -> None:
+        login = {**settings.QUOTA["RULES"]["login"], "shadow": True}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"login": login}}
+        pair = f"{SUBJECT}+{self.name('a')}"
+        self.refuse(pair)
+
+        assert self.found([], [pair]) == [(pair, None)]
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param("10/month", id="wrong"),
+            pytest.param({"rate": None}, id="without a limit"),
+            pytest.param({"rate": lambda _: "5/m"}, id="with a function as its rate"),
+            pytest.param(
+                {"rate": "0/month", "algorithm": "calendar", "starts": f"{__name__}.no_day"}, id="without a day"
+            ),
+            pytest.param({"rate": "0/m", "key": "user"}, id="of another key"),
+        ],
+    )
+    def test_a_rule_that_cannot_be_asked_for_them_is_left_out(self, other: Any, settings: Any) -> None:
+        pair = f"{SUBJECT}+{self.name('a')}"
+        key = {"key": ("ip", "post:username")}
+        rule = {**key, **other} if isinstance(other, dict) else other
+        settings.QUOTA = {**settings.QUOTA, "RULES": {**settings.QUOTA["RULES"], "other": rule}}
+        self.refuse(pair)
+
+        assert self.found([], [pair]) == [(pair, "login")]
+
     def test_at_most_twenty_are_read(self) -> None:
         assert len(self.found([], [f"org:{number}" for number in range(21)])) == 20
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_banned_subject_is_found_by_a_part_of_it_when_its_event_is_gone(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = {"rate": "1/h", "key": ("ip", "post:username"), "ban": BAN}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"login": login}}
+    monkeypatch.setattr(activity, "newest_events", lambda *_: [])
+    pair = f"{SUBJECT}+post.username:{'a' * 32}"
+    ban("login", pair, "1h")
+
+    found = longer_subjects(SUBJECT)
+
+    assert [(each.subject, each.refusal and each.refusal.rule) for each in found] == [(pair, "login")]
 
 
 @pytest.mark.usefixtures("either_store")
@@ -713,3 +790,134 @@ def test_a_ban_that_ends_at_this_moment_is_not_listed() -> None:
 
     with freeze(START + 600 * SECOND):
         assert [(each.rule, each.ends_in) for each in read_contents(SUBJECT).bans()] == [("longer", 1.0)]
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestRulesThatOnlyCallsName:
+    def test_of_too_many_the_first_by_name_are_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(inspection, "MAX_RULES_NAMED", 2)
+        for rate in ("7/30m", "5/30m", "6/30m"):
+            check(rate, "user:7")
+
+        found = load_snapshot("user:7").limits
+
+        assert [limit.rule for limit in found if limit.used] == ["5/30m", "6/30m"]
+
+    def test_one_that_has_banned_the_subject_is_named(self) -> None:
+        ban(Rule.make("longer", "1/h", ban=BAN), SUBJECT, "1h")
+
+        assert "longer" in load_snapshot(SUBJECT).unread
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_slots_are_listed_by_name() -> None:
+    with freeze(START):
+        for name in ("upload", "export"):
+            slot(name, 2, subject=SUBJECT).acquire()
+        flusher.flush()
+
+        assert [held.name for held in load_snapshot(SUBJECT).leases] == ["export", "upload"]
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestRulesThatAFunctionCounts:
+    """What a rule is known to have counted says which kinds of subjects it counts."""
+
+    @pytest.fixture(autouse=True)
+    def by_function(self, rules: None, memory_store: None, settings: Any) -> None:
+        settings.ROOT_URLCONF = ()
+        units = {"rate": "5/m", "key": lambda _: Subject("org", 7)}
+        settings.QUOTA["RULES"] = {"units": units, "names": {"rate": lambda _: "5/m", "key": "user"}, "names b": None}
+
+    def test_subjects_of_another_kind_are_not_among_them(self) -> None:
+        assert set(load_snapshot("user:7", known=[("units", "org:7")]).elsewhere) == {"units"}
+
+    def test_subjects_of_the_same_kind_are_among_them(self) -> None:
+        assert [limit.rule for limit in load_snapshot("org:8", known=[("units", "org:7")]).limits] == ["units"]
+
+    def test_a_rule_that_cannot_be_read_is_left_out_by_its_whole_name(self) -> None:
+        assert set(load_snapshot("org:7").unread) == {"names b"}
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_refusal_is_found_though_others_were_refused_after_it() -> None:
+    with freeze(START):
+        check("0/m", SUBJECT)
+    for number in range(1, 41):
+        with freeze(START + number * SECOND):
+            check("0/m", f"user:{number}")
+
+    assert [event.subject for event in recent_refusals(SUBJECT)] == [SUBJECT]
+
+
+FULL = "OOM command not allowed when used memory > 'maxmemory'."
+READS = "READONLY You can't write against a read only replica."
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestStoreThatRefusesWrites:
+    """What decides the next hit under a rule, while the store can be read and not written."""
+
+    @pytest.mark.parametrize(
+        ("options", "refusal", "instead"),
+        [
+            pytest.param({}, FULL, "local", id="a full store"),
+            pytest.param({}, READS, "allow", id="a replica"),
+            pytest.param({"on_unavailable": "deny"}, FULL, "deny", id="what the rule says"),
+            pytest.param({"key": "post:name"}, READS, "local", id="a rule by the body"),
+            pytest.param({"shadow": True}, READS, "", id="a shadow, which only reports"),
+        ],
+    )
+    def test_each_rule_says_what_decides(
+        self, options: dict[str, Any], refusal: str, instead: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "5/m", **options}}}
+        monkeypatch.setattr(inspection, "refused_change", lambda *_: refusal)
+
+        (limit,) = load_snapshot("post.name:a", ["search"]).limits
+
+        assert limit.instead == instead
+
+    @pytest.mark.parametrize(
+        "decided",
+        [
+            pytest.param(lambda: check("banning", SUBJECT), id="used up"),
+            pytest.param(lambda: override("x 0 0 ", "banning", SUBJECT), id="exempt"),
+        ],
+    )
+    def test_a_limit_that_has_decided_keeps_its_answer(
+        self, decided: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        decided()
+        monkeypatch.setattr(inspection, "refused_change", lambda *_: READS)
+
+        (limit,) = load_snapshot(SUBJECT, ["banning"]).limits
+
+        assert limit.instead == ""
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_limit_that_never_admits_refuses_for_ever_though_a_block_ends() -> None:
+    with freeze(START):
+        override(f"b 0 {START + 60 * SECOND} ", "0/m", SUBJECT)
+
+        (limit,) = load_snapshot(SUBJECT, ["0/m"]).limits
+
+    assert (limit.why, limit.retry_after) == ("blocked", None)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_ban_of_a_rule_with_a_long_name_has_its_name(settings: Any) -> None:
+    settings.QUOTA["RULES"] = {"r" * 300: {"rate": "1/h", "ban": BAN}}
+    ban("r" * 300, SUBJECT, "1h")
+
+    assert [each.rule for each in load_snapshot(SUBJECT).bans] == ["r" * 300]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_slot_of_which_only_a_digest_is_known_is_left_out() -> None:
+    for name in ("s" * 300, "export"):
+        slot(name, 2, subject=SUBJECT).acquire()
+    flusher.flush()
+
+    assert [held.name for held in load_snapshot(SUBJECT).leases] == ["export"]

@@ -141,6 +141,7 @@ def test_an_error_says_what_to_write(text: str, problem: str) -> None:
         pytest.param("203.0.113.9", "ip:203.0.113.9", id="an address"),
         pytest.param("post:phone=+1 5:*", parse_subject_input("post:phone=+1 5:*"), id="a value that ends like a kind"),
         pytest.param("login:username=Ann", login_subject("Ann"), id="a failed login"),
+        pytest.param("login: username =Ann", login_subject("Ann"), id="a failed login with blanks"),
     ],
 )
 def test_typed_texts_become_subjects_of_overrides(text: str, meant: str) -> None:
@@ -242,6 +243,11 @@ def test_a_rate_has_one_name_however_it_is_typed(text: str, rule: str, settings:
     assert parse_rule_input(text) == rule
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_an_override_of_a_rate_may_be_of_any_subject() -> None:
+    assert override_problems("10/m", "org:7", with_users=False) == []
+
+
 def test_a_rule_of_a_view_may_have_a_rate_in_words_as_its_name(settings: Any) -> None:
     view = quota("7/m", key="ip", name="9 per hour")(lambda request: HttpResponse())
     settings.ROOT_URLCONF = (path("a/", view),)
@@ -260,11 +266,19 @@ class TestNamesOfUsers:
     def test_the_name_of_one_user_is_the_subject_of_an_override(self, ann: User) -> None:
         assert named_override_subject("Ann", with_users=True) == (f"user:{ann.pk}", 1)
 
+    def test_of_an_address_that_two_users_have_both_are_counted(self, ann: User) -> None:
+        User.objects.create_user("bob", ann.email)
+
+        assert named_override_subject(ann.email, with_users=True)[1] == 2
+
     def test_a_name_is_its_own_subject_where_users_are_not_looked_up(self, ann: User) -> None:
         assert named_override_subject("Ann", with_users=False) == ("Ann", 0)
 
     def test_a_subject_of_an_override_is_not_looked_up_as_a_name(self, ann: User) -> None:
         assert named_override_subject("ip:203.0.113.9", with_users=True) == ("ip:203.0.113.9", 0)
+
+    def test_the_beginning_of_a_name_is_its_own_subject(self, ann: User) -> None:
+        assert named_override_subject("An", with_users=True) == ("An", 0)
 
     def test_a_name_that_nobody_has_is_its_own_subject(self) -> None:
         assert named_override_subject("bob", with_users=True) == ("bob", 0)
@@ -493,6 +507,7 @@ class TestHints:
                 'There is no user with the key "ann". The user with this name is "user:41".',
                 id="a name as a key",
             ),
+            pytest.param("user:an", 'There is no user with the key "an".', id="how a name begins, as a key"),
             pytest.param("user:cid", 'There is no user with the key "cid".', id="nobody's key"),
             pytest.param("user:41", "", id="a user"),
             pytest.param(user_subject(SimpleNamespace(pk="7" * 300)), "", id="a key that is a digest"),
@@ -501,6 +516,11 @@ class TestHints:
     )
     def test_a_hint_says_what_is_meant(self, subject: str, hint: str) -> None:
         assert subject_hint(subject) == hint
+
+    def test_a_key_that_two_users_have_as_their_address_names_neither(self) -> None:
+        User.objects.filter(pk__in=[42, 43]).update(email="same@example.org")
+
+        assert subject_hint("user:same@example.org") == 'There is no user with the key "same@example.org".'
 
     @pytest.mark.parametrize(
         ("subject", "hint"), [("ann", OF_A_CALL.format("ann")), ("user:ann", "")], ids=["a name", "a key"]

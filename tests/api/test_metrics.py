@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -20,14 +21,14 @@ from django_quota.adapters import decide
 from django_quota.core import clock
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import system_key
-from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
+from django_quota.engine.system_operations import FIELDS, OTHER, AddMetrics, MetricsKeys
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.usage.days import Count, last_tiers, recent_usage
 from django_quota.limiting import flusher as flusher_module
 from django_quota.limiting import metrics
 from django_quota.limiting.flusher import Background, flusher
 from django_quota.limiting.registry import get_limiter
-from django_quota.operating.activity import activity, running_totals
+from django_quota.operating.activity import DayTotal, RuleActivity, SlotUse, activity, running_totals
 from django_quota.signals import refused
 from django_quota.testing import RedisServer, freeze
 from tests.support.calls import calls_of
@@ -153,6 +154,45 @@ class TestWhatIsCounted:
 @pytest.mark.parametrize("name", ["search", "a rule: odd", "5/m by ip"])
 def test_the_label_of_a_rule_is_its_name(name: str) -> None:
     assert metrics.RuleLabels().of(name) == name
+
+
+@pytest.mark.parametrize(
+    ("part", "rule", "label"),
+    [
+        pytest.param("search", "search", "search", id="a name"),
+        pytest.param("a%3Ab", "a:b", "a:b", id="a name with a colon"),
+        pytest.param(f"~{'0' * 64}", None, f"~{'0' * 64}", id="a digest"),
+        pytest.param(OTHER, None, "other", id="the sum of the others"),
+    ],
+)
+def test_a_listed_rule_has_a_label_though_its_name_is_not_known(part: str, rule: str | None, label: str) -> None:
+    found = RuleActivity(part)
+
+    assert (found.rule, found.label) == (rule, label)
+
+
+@pytest.mark.parametrize(("name", "label"), [("export", "export"), (None, "other")], ids=["a name", "a digest"])
+def test_a_listed_slot_has_a_label_though_its_name_is_not_known(name: str | None, label: str) -> None:
+    assert SlotUse("user:7", name, 1, 2).label == label
+
+
+@pytest.mark.parametrize(("total", "share"), [((3, 1), 25.0), ((0, 0), None)], ids=["of four", "of none"])
+def test_the_refused_share_of_a_day_is_a_percentage(total: tuple[int, int], share: float | None) -> None:
+    assert DayTotal(*total).refused_share == share
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_twenty_slots_are_listed() -> None:
+    slots = [SlotUse("user:7", f"{number}", 1, 2) for number in range(21)]
+
+    assert replace(activity(), slots=slots).fullest_slots == slots[:20]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_without_an_outage_the_total_of_outages_is_zero() -> None:
+    check("5/m", "user:7")
+
+    assert running_totals().outages == 0
 
 
 class TestAnOutage:

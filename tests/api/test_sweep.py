@@ -199,6 +199,21 @@ def test_a_key_without_a_ttl_is_given_one(
     assert given_ttl - 60_000 < client.pttl(key) <= given_ttl
 
 
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        pytest.param("quota:1:{ip:203.0.113.9}:r:search:60", "r", id="a limit"),
+        pytest.param("quota:1:{!}:bans", "bans", id="the list of bans"),
+        pytest.param("quota:1:{!}:refused:2025-11-21", "system", id="another key without a subject"),
+        pytest.param("quota:1:{ip:203.0.113.9}:z:search", None, id="of a kind that we do not have"),
+        pytest.param("quota:1:{ip:203.0.113.9", None, id="without a closing brace"),
+        pytest.param("other:1:{ip:203.0.113.9}:r:search:60", None, id="of another prefix"),
+    ],
+)
+def test_a_key_has_the_kind_that_its_name_says(key: str, kind: str | None) -> None:
+    assert sweeping.kind_of("quota", key) == kind
+
+
 def fill(raw: redis.Redis, sets_: int, entries: int = 3) -> None:
     """Write sorted sets whose entries have expired by the real clock."""
     with raw.pipeline(transaction=False) as pipeline:
@@ -290,6 +305,48 @@ def test_a_sweep_that_is_stopped_after_the_first_of_two_servers_is_not_complete(
     report = two_swept(TwoServers(), lambda stop: stop.set())
 
     assert (report.removed, report.complete, report.missed) == (1, False, 0)
+
+
+def test_the_total_is_that_of_all_servers(raw: redis.Redis) -> None:
+    fill(raw, 3)
+
+    assert Sweeper(cast("Any", TwoServers()), "quota").total() == 6
+
+
+class SilentFirst(TwoServers):
+    """Two servers, of which the first does not answer."""
+
+    def commands(self, server: str) -> Any:
+        if server == "a":
+            raise StoreUnavailable("gone")
+        return super().commands(server)
+
+
+@pytest.mark.parametrize("number", [3, 0], ids=["with keys on the other", "without keys"])
+def test_a_silent_server_does_not_end_a_sweep_of_the_others(number: int, raw: redis.Redis) -> None:
+    fill(raw, number, entries=1)
+
+    report = two_swept(SilentFirst())
+
+    assert (report.removed, report.missed, report.complete) == (number, 1, False)
+
+
+def test_a_sweep_that_is_stopped_within_a_page_examines_it_again(
+    raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(raw, 250, entries=1)
+    stop, run = threading.Event(), RedisStore.run
+
+    def run_once(*given: Any) -> Any:
+        stop.set()
+        return run(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RedisStore, "run", run_once)
+        first = swept(stop=stop)
+
+    assert (first.keys, first.complete) == (100, False)
+    assert (swept().removed, left(raw)) == (150, 0)
 
 
 def test_batches_that_are_missed_do_not_end_a_sweep_that_has_examined_others(

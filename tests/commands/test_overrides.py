@@ -605,6 +605,12 @@ class TestLabel:
         assert said("clear", "--label", "boots") == "There was no override with the label boots.\n"
 
 
+def test_an_address_in_a_list_stands_for_the_client_that_it_counts_as(settings: Any) -> None:
+    settings.QUOTA = {"IPV4_PREFIX": 24}
+
+    assert read_list(["203.0.113.9"]) == ["ip:203.0.113.0/24"]
+
+
 Import = Callable[..., Any]
 
 
@@ -644,6 +650,13 @@ class TestImport:
             "Would add 3, change 0 and delete 0 with the label bots; 0 stay as they are.\n"
         )
         assert rows() == {}
+
+    def test_a_dry_run_tells_other_processes_of_no_change(self, imported: Import) -> None:
+        with CaptureQueriesContext(connection) as queries:
+            imported(LIST, "--dry-run")
+
+        written = [each["sql"] for each in queries.captured_queries if each["sql"].startswith(("INSERT", "UPDATE"))]
+        assert written == []
 
     def test_a_dry_run_says_so_in_json(self, imported: Import) -> None:
         counts = {"added": 3, "changed": 0, "deleted": 0, "kept": 0}

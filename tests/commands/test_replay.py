@@ -469,6 +469,18 @@ class TestChosenRule:
         assert run_json("access.log", "--rule", "named", "--rules", "drafts.toml")["refused"] == 28
 
 
+@pytest.mark.parametrize("known", [{}, {"named": "1/m"}], ids=["a new name", "a name of the settings"])
+def test_a_draft_leaves_a_view_with_a_rule_of_its_own(known: dict[str, str], settings: Any) -> None:
+    settings.QUOTA = {"RULES": known}
+    view = quota("4/m", key="ip", name="named")(lambda request: HttpResponse())
+    settings.ROOT_URLCONF = (url("named/", view),)
+    lines = [line(second, path="/named/") for second in range(6)]
+
+    replayed, traffic = read(lines, {"named": "2/m"})
+
+    assert list(find_refusals(replayed, traffic).positions) == [4, 5]
+
+
 def test_a_packed_log_is_read() -> None:
     Path("1.gz").write_bytes(gzip.compress("\n".join(line(second) for second in range(5)).encode()))
 
@@ -981,6 +993,21 @@ def test_a_line_without_a_query_has_an_empty_one(fields: dict[str, str]) -> None
     assert find_format([text]).read(text).query == ""
 
 
+def test_the_query_in_a_path_comes_before_a_field_of_its_own() -> None:
+    text = json.dumps({"time": 1_763_700_000, "ip": "203.0.113.9", "method": "GET", "path": "/a/?q=1", "query": "q=2"})
+
+    assert find_format([text]).read(text).query == "q=1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f'{COMMON} "-" "curl"', f'{{"time": 1763700000, "ip": "203.0.113.9", "request": "{REQUEST}", "referer": ""}}'],
+    ids=["combined", "JSON"],
+)
+def test_an_empty_header_is_none(text: str) -> None:
+    assert "HTTP_REFERER" not in find_format([text]).read(text).meta
+
+
 WHOLE = {"time": "2025-11-21T04:40:00Z", "ip": "203.0.113.9", "method": "GET", "path": "/a/", "query": "q=1"}
 NAMES = {
     "time": ["time", "@timestamp", "timestamp", "ts", "msec", "time_iso8601", "time_local"],
@@ -1037,6 +1064,15 @@ def test_of_two_fields_of_json_with_one_meaning_one_counts(
     text = json.dumps({**without("ip"), **both})
 
     assert find_format([text]).read(text).meta["REMOTE_ADDR"] == "203.0.113.9"
+
+
+@pytest.mark.parametrize("other", ["http_user_agent", "headers.User-Agent"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["written first", "written last"])
+def test_a_field_of_the_server_comes_before_a_header_of_its_meaning(other: str, is_first: bool) -> None:
+    both = {"user_agent": "curl", other: "x"} if is_first else {other: "x", "user_agent": "curl"}
+    text = json.dumps({**WHOLE, **both})
+
+    assert find_format([text]).read(text).meta["HTTP_USER_AGENT"] == "curl"
 
 
 @pytest.mark.parametrize("other", ["vhost", "http_host", "headers.host"])
@@ -1100,7 +1136,8 @@ def test_a_log_of_json_without_a_request_is_refused(fields: dict[str, str], miss
         ("GET /a/ HTTP/1.1", "/a/"), ("GET /a/", "/a/"), ("GET http://a.example/a/ HTTP/1.0", "/a/"),
         ("GET https://a.example:8443/a/?q HTTP/2", "/a/"), ("PROPFIND /a/ HTTP/1.1", "/a/"),
         ("GET /a%20b/ HTTP/1.1", "/a b/"), ("GET /%C3%A4/ HTTP/1.1", "/ä/"), ("GET /ä/ HTTP/1.1", "/ä/"),
-        ("GET /%FF/ HTTP/1.1", "/%FF/"), ("GET /a HTTP/1.1 HTTP/1.1", "/a HTTP/1.1"),
+        ("GET /%FF/ HTTP/1.1", "/%FF/"), ("GET /\udcff/ HTTP/1.1", "/%FF/"),
+        ("GET /a HTTP/1.1 HTTP/1.1", "/a HTTP/1.1"),
     ],
 )  # fmt: skip
 def test_the_path_of_a_request_is_decoded_as_django_does(target: str, path: str) -> None:
@@ -1117,6 +1154,7 @@ def test_the_path_of_a_request_is_decoded_as_django_does(target: str, path: str)
         pytest.param(r"/a\\b/", "/a\\b/", id="a backslash"),
         pytest.param(r"/\xC3\xa4/", "/ä/", id="a letter of two bytes"),
         pytest.param(r"/a\tb/", r"/a\tb/", id="another escape"),
+        pytest.param("/\\x41\udcff/", "/A%FF/", id="beside a byte that is not UTF-8"),
     ],
 )
 def test_what_a_server_has_escaped_is_read_as_it_was(logged: str, path: str) -> None:
@@ -1205,6 +1243,45 @@ def test_a_time_that_the_clock_shows_twice_follows_the_line_before(settings: Any
 
     minutes = [(time - traffic.times[0]) // (60 * SECOND) for time in traffic.times]
     assert minutes == list(range(121))
+
+
+def test_a_time_that_the_clock_shows_twice_may_be_a_little_before_the_last_one(settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+
+    assert read_time("2026-10-25T02:10:00", read_time("2026-10-25T00:20:00Z")) == read_time("2026-10-25T00:10:00Z")
+
+
+def test_the_line_before_says_which_time_a_clock_means_though_a_later_one_came_first(settings: Any) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    lines = [json.dumps(JSON | {"time": f"2026-10-25T{time}:00"}) for time in ("12:00", "01:30", "02:10")]
+    rules = RuleSet(read_rules({"all": {"rate": "5/m", "match": "/"}}, "rules"), frozenset({"ip"}))
+
+    traffic = read_traffic(lines, find_format(lines), rules)
+
+    assert traffic.times[1] - traffic.times[0] == 40 * 60 * SECOND
+
+
+def test_a_line_of_blanks_is_not_counted_as_unreadable() -> None:
+    _, traffic = read([" \t\n", line(0)])
+
+    assert (traffic.lines, traffic.requests, traffic.unreadable) == (2, 1, 0)
+
+
+def test_without_a_trusted_proxy_the_header_of_proxies_is_as_it_was_logged() -> None:
+    lines = [json.dumps(JSON | {"ip": f"192.0.2.{n}", "xff": "203.0.113.9"}) for n in (1, 2)]
+
+    _, traffic = read(lines, {"proxied": {"rate": "1/m", "key": "header:X-Forwarded-For", "match": "/"}})
+
+    assert len(traffic.plans) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "field"),
+    [("header: User-Agent", "header:user-agent"), ("cookie: sid", "cookie:sid")],
+    ids=["a header", "a cookie"],
+)
+def test_a_key_with_a_blank_needs_the_same_field_of_a_log(key: str, field: str) -> None:
+    assert replay.why_left_out(Rule.make("r", "5/m", key=key), frozenset({field})) == ""
 
 
 @pytest.mark.parametrize("before", ["2026-03-28T12:00", "2026-03-29T12:00"], ids=["a day before", "hours after"])

@@ -330,6 +330,15 @@ def test_an_error_of_the_caller_or_a_reply_is_not_a_failure_of_the_server(redis_
     assert not breaker.is_open
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    "error", [theirs.ConnectionError("gone"), ConnectionResetError("gone")], ids=["of redis-py", "of the socket"]
+)
+def test_an_error_of_the_driver_in_a_block_of_plain_commands_is_ours(error: Exception) -> None:
+    with pytest.raises(StoreUnavailable), redis_store().commands():
+        raise error
+
+
 def asks_within(kind: str, value: str = "1") -> None:
     with redis_store().commands() as client:
         if kind == "run":

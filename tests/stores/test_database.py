@@ -402,6 +402,15 @@ def test_names_are_those_of_a_prefix(prefix: str, store: DatabaseStore) -> None:
     assert list(store.names(f"{prefix}:1:*")) == [f"{prefix}:1:{{user:1}}:c:a"]
 
 
+def test_names_are_those_of_the_whole_pattern(store: DatabaseStore) -> None:
+    for name in ("user:1}:c:a", "user:1}:c:b", "user:2}:c:a"):
+        store.run(Set(keys_of(f"quota:1:{{{name}"), 5, 10**12))
+
+    found = store.names("quota:1:*}:c:a")
+
+    assert sorted(found) == ["quota:1:{user:1}:c:a", "quota:1:{user:2}:c:a"]
+
+
 def test_few_names_are_read_by_one_query(store: DatabaseStore) -> None:
     store.run(Set(keys_of("quota:1:{user:1}:c:a"), 5, 10**12))
     asked = Mock(side_effect=lambda call: call())

@@ -198,3 +198,11 @@ class TestACallOfTheDatabase:
 
     def test_passes_on_options(self) -> None:
         assert of_database(int)("11", base=2) == 3
+
+
+def test_a_call_of_the_database_keeps_its_name_and_its_words() -> None:
+    @of_database
+    def ping() -> None:
+        """Ask the database."""
+
+    assert (ping.__name__, ping.__doc__) == ("ping", "Ask the database.")

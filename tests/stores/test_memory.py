@@ -336,6 +336,15 @@ class TestAClockThatSteps:
 
         assert len(store) == is_kept
 
+    def test_keeps_a_key_that_has_not_expired_by_it(self, pass_time: Callable[..., None]) -> None:
+        store = MemoryStore()
+        store.run(Set(keys_of("quota:1:{a}:c:clicks"), 1, SECOND))
+        pass_time(10, -3_600)
+
+        store.run(Get(keys_of("quota:1:{b}:c:clicks")))
+
+        assert len(store) == 1
+
     def ask_often(self) -> None:
         for number in range(20):
             check("2/m", f"another:{number}")
@@ -356,3 +365,20 @@ def test_a_lock_held_during_a_fork_does_not_block_the_child() -> None:
     hit(store)
     with store._lock:
         assert in_child(lambda: hit(store)) == 1
+
+
+class PutEach(Get):
+    """Puts a value under each of its keys, as a decision of several rules does."""
+
+    def run(self, states: Any, now: int) -> Any:
+        for key in self.keys:
+            states.put(key, 1, now + DAY)
+
+
+def test_each_key_of_several_rules_counts_for_its_own() -> None:
+    store = MemoryStore(20)
+
+    for number in range(10):
+        store.run(PutEach([f"quota:1:{{user:{number}}}:r:{rule}:60" for rule in ("one", "two")]), START)
+
+    assert len(store) == 20

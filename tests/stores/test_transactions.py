@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -18,8 +19,9 @@ from django.db import connections
 from psycopg import errors as theirs
 
 from django_quota.core.errors import StoreBusy, StoreUnavailable
+from django_quota.engine.events import EventRecord
 from django_quota.exceptions import ConfigurationError
-from django_quota.features.counters.operations import Get, Set
+from django_quota.features.counters.operations import Get, Pop, Set
 from django_quota.stores.base import Statement
 from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.stores.database import store as store_module
@@ -201,6 +203,13 @@ class TestATransaction:
         assert caught.value is BUG
         assert database.done == [["begin", "rollback"]]
 
+    def test_does_not_begin_again_after_a_bug(self, idle: Database) -> None:
+        idle.fails += [BUG]
+
+        with pytest.raises(KeyError):
+            idle.write()
+        assert idle.done == [["begin", "rollback"]]
+
     def test_shows_no_error_of_the_driver_which_may_hold_the_password(self, database: Database) -> None:
         database.fails += [LOST]
 
@@ -228,6 +237,24 @@ class TestALook:
         idle.store.run(Get(KEYS))
 
         assert idle.done == [["read", "close"], ["read"]]
+
+    @pytest.mark.parametrize(
+        ("events", "done"),
+        [
+            pytest.param([], ["read"], id="nothing to write"),
+            pytest.param([EventRecord("refused", "r", "user:1")], ["read", "read", "begin", "commit"], id="an event"),
+        ],
+    )
+    def test_answers_a_call_beside_another_one_unless_it_writes_something(
+        self, events: list[EventRecord], done: list[str], database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(database.store._turns, "are_taken", lambda _: True)
+        operation = Set(["log", *KEYS], 5, LATER)
+        monkeypatch.setattr(operation, "log_keys", lambda: ["log"])
+        monkeypatch.setattr(operation, "run_with_events", lambda *_: ("reply", events))
+
+        assert database.store.run(operation) == "reply"
+        assert database.done == [done]
 
     def test_sees_the_time_that_is_passed_in(self, database: Database) -> None:
         assert [store_module._states(["a"], [["", 7, ""]], now)[1] for now in (None, 0, 5)] == [7, 0, 5]
@@ -296,7 +323,7 @@ class TestAsyncCalls:
         asyncio.run(database.store.arun(Get(KEYS)))
 
         assert threading.current_thread() not in threads
-        assert len(threads) == 1
+        assert [thread.name.partition("_")[0] for thread in threads] == ["django-quota-database"]
 
     def test_say_that_their_error_is_of_the_database(self, database: Database) -> None:
         database.fails += [LOST]
@@ -646,6 +673,37 @@ def test_a_server_is_another_one_if_its_settings_differ(name: str, monkeypatch: 
     assert store_module._server_of("default") != before
 
 
+class TestAStoreThatIsClosed:
+    def test_waits_for_nothing_that_its_threads_decide(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        closed = threading.Event()
+        monkeypatch.setattr(DatabaseStore, "_run", lambda *_: closed.wait(1))
+        store = DatabaseStore("default")
+
+        async def decide() -> object:
+            call = asyncio.ensure_future(store.arun(Get(KEYS)))
+            await asyncio.sleep(0)
+            store.close()
+            closed.set()
+            return await call
+
+        assert asyncio.run(decide()) is True
+
+    def test_ends_its_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(DatabaseStore, "_run", lambda *_: threading.current_thread())
+        store = DatabaseStore("default")
+        thread: Any = asyncio.run(store.arun(Get(KEYS)))
+
+        store.close()
+
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+    def test_closes_its_connections(self, idle: Database) -> None:
+        idle.store.close()
+
+        assert idle.done == [["close"]]
+
+
 # --- SQLite -----------------------------------------------------------------------------------------------------------
 
 
@@ -664,6 +722,17 @@ class TestAFileOfStates:
 
     def test_waits_for_no_disk_at_each_hit(self, connection: SqliteConnection) -> None:
         assert connection.read(Statement("PRAGMA synchronous")) == [(1,)]
+
+    def test_is_read_and_written_by_any_thread(self, connection: SqliteConnection) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(connection.read, Statement("SELECT 5")).result() == [(5,)]
+
+    def test_forgets_the_row_of_a_state_that_is_dropped(
+        self, connection: SqliteConnection, on_sqlite: DatabaseStore
+    ) -> None:
+        on_sqlite.run(Pop(KEYS))
+
+        assert connection.read(Statement("SELECT count(*) FROM django_quota_quotastate")) == [(0,)]
 
     def test_is_as_it_was_after_a_rollback(self, connection: SqliteConnection) -> None:
         connection.begin((), Statement("DELETE FROM django_quota_quotastate RETURNING 1"))
