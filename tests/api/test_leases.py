@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pytest
@@ -82,13 +82,27 @@ def test_the_end_of_a_block_says_that_the_lease_was_lost(is_async: bool) -> None
 
 
 @both_ways
-def test_the_end_of_a_block_hides_no_error_of_the_block(is_async: bool) -> None:
-    def lose() -> None:
-        forget("export")
+class TestErrorsOfABlock:
+    """The end of a block hides no error of the block."""
+
+    @staticmethod
+    def fail_after(loss: Callable[[], object]) -> None:
+        loss()
         _ = 1 / 0
 
-    with pytest.raises(ZeroDivisionError):
-        within(lock("export"), lose, is_async)
+    def test_a_lost_lease_does_not_hide_it(self, is_async: bool) -> None:
+        with pytest.raises(ZeroDivisionError):
+            within(lock("export"), lambda: self.fail_after(lambda: forget("export")), is_async)
+
+    def test_a_store_that_does_not_answer_does_not_hide_it(self, is_async: bool) -> None:
+        with ExitStack() as outage, pytest.raises(ZeroDivisionError):
+            within(lock("export"), lambda: self.fail_after(lambda: outage.enter_context(no_answer())), is_async)
+
+
+@both_ways
+def test_the_end_of_a_block_says_that_the_store_did_not_answer(is_async: bool) -> None:
+    with ExitStack() as outage, pytest.raises(StoreUnavailable):
+        within(lock("export"), lambda: outage.enter_context(no_answer()), is_async)
 
 
 def test_a_lease_itself_is_a_block() -> None:
