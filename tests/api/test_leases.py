@@ -195,6 +195,14 @@ class TestInterruptedCalls:
         assert lock("export").holders() == []
 
 
+@both_ways
+def test_a_second_release_succeeds_though_the_store_does_not_answer(lease: Lease, is_async: bool) -> None:
+    release(lease, is_async)
+
+    with no_answer():
+        release(lease, is_async)
+
+
 class TestClosedCoroutines:
     """Python closes a coroutine that nobody goes on with, as when its event loop was closed. It may await no more."""
 

@@ -206,7 +206,7 @@ class TestDecisions:
 
         assert (decision.allowed, decision.limit, decision.remaining) == (True, 2, 2 - number)
 
-    def test_a_decision_shows_when_the_last_lease_ends(self) -> None:
+    def test_a_decision_shows_when_the_next_and_the_last_lease_end(self) -> None:
         export = slot("export", 2)
         with freeze(START):
             export.acquire()
@@ -214,7 +214,8 @@ class TestDecisions:
         with freeze(START + 5 * SECOND):
             decision = slot("export", 2, lease=2).acquire().decision
 
-        assert (decision.reset_after, decision.outcomes[0].retry_after) == (25.0, 0.0)
+        (outcome,) = decision.outcomes
+        assert (decision.reset_after, outcome.retry_after, outcome.next_after) == (25.0, 0.0, 2.0)
 
     def test_a_decision_explains_itself(self) -> None:
         export = slot("export", 2, subject="user:7")
