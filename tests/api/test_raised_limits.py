@@ -365,6 +365,14 @@ def test_the_override_says_who_raised_it() -> None:
     assert row().created_by == "the shop"
 
 
+def test_the_override_has_the_name_by_which_the_user_logs_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(User, "__str__", lambda _: "Ann Smith")
+
+    raise_limit("tokens", "org:7", 500, by=User.objects.create_user("ann"))
+
+    assert row().created_by == "ann"
+
+
 def test_a_raise_that_gives_no_name_shows_nothing_of_the_raise_before_it() -> None:
     raise_limit("tokens", "org:7", 500, reason="order 17", by="the shop")
 
