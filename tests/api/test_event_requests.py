@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -446,6 +447,28 @@ def test_a_search_goes_on_after_the_last_event_that_it_saw(five: list[str]) -> N
     assert second.last == ""
 
 
+@pytest.mark.parametrize(
+    ("count", "most", "subject", "found"),
+    [
+        pytest.param(2, 2, "", (["user:4", "user:3"], True, 3), id="as many as are wanted and searched"),
+        pytest.param(3, 2, "", (["user:4", "user:3"], False, 3), id="fewer than are wanted"),
+        pytest.param(3, 2, "nobody", ([], False, 3), id="none of those searched"),
+        pytest.param(1, 2, "user:3", (["user:3"], True, 3), id="the last one searched"),
+        pytest.param(9, 5, "", ([f"user:{number}" for number in (4, 3, 2, 1, 0)], True, None), id="all that there are"),
+        pytest.param(9, None, "user:0", (["user:0"], True, None), id="one without a bound"),
+    ],
+)
+def test_a_search_says_what_it_has_found_and_where_it_ended(
+    five: list[str], count: int, most: int | None, subject: str, found: tuple[list[str], bool, int | None]
+) -> None:
+    names, is_whole, last = found
+
+    search = event_log(current_store(), "quota").search(count, EventFilter(subject=subject), most)
+
+    assert [event.subject for event in search.events] == names
+    assert (search.is_whole, search.last) == (is_whole, "" if last is None else five[last])
+
+
 @pytest.mark.usefixtures("five")
 @pytest.mark.parametrize(
     ("wanted", "found"),
@@ -530,3 +553,23 @@ EVENT = Event("1000-0", "refused", "api", "ip:192.0.2.1+user:9", 0, 0, 5, 0, 0.0
 )
 def test_a_filter_chooses_events(wanted: dict[str, Any], is_wanted: bool) -> None:
     assert EventFilter(**wanted)(EVENT) == is_wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_wanted"),
+    [
+        pytest.param({}, True, id="nothing"),
+        pytest.param({"kinds": ["refused"], "path": "/x"}, True, id="what is known"),
+        pytest.param({"rule": "api"}, False, id="a part of the rule"),
+        pytest.param({"rules": ["api"]}, False, id="the rule"),
+        pytest.param({"subject": "192.0"}, False, id="letters of the subject"),
+        pytest.param({"subjects": ["user:9"]}, False, id="a part of the subject"),
+        pytest.param({"subjects": ["user:7"]}, True, id="the user"),
+    ],
+)
+def test_a_filter_chooses_events_whose_names_are_too_long_to_keep(wanted: dict[str, Any], is_wanted: bool) -> None:
+    assert EventFilter(**wanted)(replace(EVENT, rule=None, subject=None)) == is_wanted
+
+
+def test_an_event_whose_subject_is_too_long_to_keep_has_no_address() -> None:
+    assert replace(EVENT, subject=None).as_json()["ip"] is None
