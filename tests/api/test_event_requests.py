@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -467,6 +467,44 @@ def test_a_search_says_what_it_has_found_and_where_it_ended(
 
     assert [event.subject for event in search.events] == names
     assert (search.is_whole, search.last) == (is_whole, "" if last is None else five[last])
+
+
+class TestFiveSeconds:
+    """Events of five seconds, of which two have the same moment."""
+
+    @pytest.fixture(autouse=True)
+    def ids(self, either_store: None) -> Iterator[list[str]]:
+        """The ids, the oldest first."""
+        log, redis_servers = event_log_of("quota", 100, 30), current_store().redis
+        with freeze(START + 10 * SECOND):
+            for place, second in enumerate((0, 1, 1, 2, 3, 4)):
+                moment, event = START + second * SECOND, record(subject=f"user:{second}")
+                if redis_servers is None:
+                    append(event, log=log, now=moment)
+                    continue
+                with redis_servers.commands() as client:  # a script takes the clock of Redis
+                    client.xadd(log.keys[0], event._asdict(), id=f"{moment // 1_000}-{place}")
+            yield [event.id for event in logged()]
+
+    @pytest.mark.parametrize(
+        ("bounds", "found"),
+        [
+            pytest.param({"since": START + 1 * SECOND}, [2, 1], id="since"),
+            pytest.param({"since": START + 1 * SECOND + 1_000}, [], id="since later"),
+            pytest.param({"until": START + 1 * SECOND}, [2, 1, 0], id="until"),
+            pytest.param({"until": START + 9 * SECOND}, [2, 1, 0], id="until later"),
+            pytest.param({"until": START + 1 * SECOND - 1_000}, [0], id="until earlier"),
+        ],
+    )
+    def test_those_before_an_id_may_be_of_a_time(self, bounds: Any, found: list[int], ids: list[str]) -> None:
+        entries = event_log(current_store(), "quota").newest(9, ids[3], **bounds)
+
+        assert [entry.id for entry in entries] == [ids[number] for number in found]
+
+    def test_of_two_at_a_moment_the_first_is_before_the_second(self, ids: list[str]) -> None:
+        entries = event_log(current_store(), "quota").newest(9, ids[2])
+
+        assert [entry.id for entry in entries] == [ids[1], ids[0]]
 
 
 @pytest.mark.usefixtures("five")
