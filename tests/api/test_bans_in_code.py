@@ -22,6 +22,7 @@ from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features import bans
 from django_quota.features.bans import BanFilter, fates, find_bans, read_bans, recent_bans
 from django_quota.features.events import Event, newest_events
+from django_quota.features.subject_contents import read_contents
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import banned
 from django_quota.testing import freeze
@@ -677,6 +678,23 @@ def test_bans_are_read_at_the_time_of_the_store(monkeypatch: pytest.MonkeyPatch)
     now, _ = read_bans([SUBJECT])
 
     assert now > START
+
+
+@pytest.mark.usefixtures("either_store", "rules")
+class TestTheBansThatWereReadWithASubject:
+    def test_are_in_the_order_of_their_rules(self) -> None:
+        with freeze(START):
+            for rule in ("search", "login", "values"):
+                ban(rule, SUBJECT, 600)
+
+            assert [rule for rule, _, _ in bans_of(SUBJECT)] == ["login", "search", "values"]
+
+    def test_have_the_digest_of_a_name_that_is_neither_kept_nor_known(self) -> None:
+        ban(Rule.make("é" * 200, "2/m", ban=BAN), SUBJECT, 600)
+
+        (found,) = read_contents(SUBJECT).bans()
+
+        assert (found.rule, found.rule[0], len(found.rule)) == (found.field, "~", 65)
 
 
 class TestTheBansOfASubject:
