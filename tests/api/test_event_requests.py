@@ -23,7 +23,7 @@ from django_quota.engine.events import AppendEvents, EventLog, EventRecord
 from django_quota.engine.operations import lua_source
 from django_quota.engine.resolving import event_log_of
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.events import Event, EventFilter, MemoryEvents, entry_time, event_log
+from django_quota.features.events import Event, EventFilter, EventReader, MemoryEvents, entry_time, event_log
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.stores.memory import MemoryStore
@@ -400,6 +400,29 @@ def test_events_after_an_id_are_read(five: list[str]) -> None:
     reader = event_log(current_store(), "quota")
 
     assert [entry.id for entry in reader.after(five[2])] in (five[3:], [])  # a database waits for older transactions
+
+
+def test_a_page_of_events_is_read_at_a_time(five: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_quota.features.events.EVENTS_A_PAGE", 2)
+    reader = event_log(current_store(), "quota")
+
+    assert [entry.id for entry in reader.after("0-0")] in (five[:2], [])  # a database waits for older transactions
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_of_a_dozen_events_at_a_moment_those_after_an_id_are_read() -> None:
+    with freeze(START):
+        append(*[record()] * 12, log=event_log_of("quota", 100, 30), now=START)
+        ids = [event.id for event in logged()]
+
+        assert [entry.id for entry in event_log(current_store(), "quota").after(ids[8])] == ids[9:]
+
+
+@pytest.mark.usefixtures("five")
+def test_the_last_events_are_found_however_many_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EventReader.search, "__defaults__", (2, ""))  # a page of the admin searches 5,000
+
+    assert [event.subject for event in logged(subject="user:0")] == ["user:0"]
 
 
 @pytest.mark.usefixtures("either_store")
