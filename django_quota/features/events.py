@@ -266,7 +266,8 @@ class EventStream(EventReader):
         return entries[0].id if entries else BEGINNING
 
     def newest(self, count: int, before: str = "", since: int = 0, until: int = 0) -> list[StreamEntry]:
-        latest = f"({before}" if before else str(until // 1_000) if until else "+"
+        is_until_first = until and not (before and entry_time(before) <= until)
+        latest = str(until // 1_000) if is_until_first else f"({before}" if before else "+"
         with self.store.commands() as client:
             return _page(client.xrevrange(self.key, latest, str(since // 1_000) if since else "-", count))
 

@@ -749,6 +749,18 @@ class TestActivity:
 
         assert [each.held for each in found] == held
 
+    @pytest.mark.parametrize(
+        ("left", "held"), [pytest.param(1, [1], id="before its lease ends"), pytest.param(0, [], id="as it ends")]
+    )
+    def test_a_slot_is_shown_for_as_long_as_a_lease_lasts(self, left: int, held: list[int]) -> None:
+        with freeze(START):
+            slot("export", 2, lease="2h").acquire()
+            activity()  # sends which slots were used
+        with freeze(START + 120 * MINUTE - left):
+            found = activity().slots
+
+        assert [each.held for each in found] == held
+
     def test_rules_with_as_many_checks_are_in_the_order_of_their_names(self) -> None:
         with freeze(START):
             for name in ("b", "c", "a"):

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import AnonymousUser, User
@@ -21,6 +22,7 @@ from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.features import bans
 from django_quota.features.bans import BanFilter, fates, find_bans, read_bans, recent_bans
 from django_quota.features.events import Event, newest_events
+from django_quota.features.subject_contents import read_contents
 from django_quota.limiting.registry import get_limiter
 from django_quota.signals import banned
 from django_quota.testing import freeze
@@ -486,6 +488,15 @@ class TestWhoAndWhy:
         (event,) = newest_events(get_limiter().store, current().prefix, 9)
         assert event.user == "the watchdog"
 
+    @pytest.mark.usefixtures("database")
+    def test_the_event_has_the_subject_of_the_user_who_set_a_ban(self) -> None:
+        ann = User.objects.create_user("ann")
+
+        ban("search", SUBJECT, 600, by=ann)
+
+        (event,) = newest_events(get_limiter().store, current().prefix, 9)
+        assert event.set_by == f"user:{ann.pk}"
+
     def test_the_event_says_why_a_ban_was_set(self) -> None:
         ban("search", SUBJECT, 600, reason="spam", by="the watchdog")
 
@@ -505,11 +516,12 @@ class TestWhoAndWhy:
         assert event.reason == "spam, see the ticket"
 
     @pytest.mark.usefixtures("database")
-    def test_the_log_of_the_admin_says_which_user_set_a_ban(self) -> None:
+    @pytest.mark.parametrize("verb", [ban, async_to_sync(aban)], ids=["sync", "async"])
+    def test_the_log_of_the_admin_says_which_user_set_a_ban(self, verb: Callable[..., object]) -> None:
         ann = User.objects.create_user("ann")
 
         with freeze(START):
-            ban("search", SUBJECT, 600, reason="spam", by=ann)
+            verb("search", SUBJECT, 600, reason="spam", by=ann)
 
         entry = LogEntry.objects.get()
         assert (entry.object_id, entry.object_repr, entry.user) == (SUBJECT, SUBJECT, ann)
@@ -614,6 +626,19 @@ def test_a_list_has_ten_thousand_bans_at_most(monkeypatch: pytest.MonkeyPatch) -
     listed.assert_called_once_with(10_000)
 
 
+@pytest.mark.usefixtures("either_store", "rules")
+def test_the_bans_of_some_subjects_are_listed_in_the_order_of_their_ends() -> None:
+    with freeze(START):
+        for rule, subject, seconds in (("login", "user:1", 900), ("search", "user:2", 600), ("search", "user:1", 700)):
+            ban(rule, subject, seconds)
+
+        found = find_bans(BanFilter(["user:1", "user:2"])).bans
+
+    assert [(each.rule, each.subject, each.until - START) for each in found] == [
+        ("search", "user:2", 600 * SECOND), ("search", "user:1", 700 * SECOND), ("login", "user:1", 900 * SECOND)
+    ]  # fmt: skip
+
+
 @on_redis
 def test_a_ban_that_ends_at_this_moment_is_in_no_list() -> None:
     with freeze(START):
@@ -653,6 +678,23 @@ def test_bans_are_read_at_the_time_of_the_store(monkeypatch: pytest.MonkeyPatch)
     now, _ = read_bans([SUBJECT])
 
     assert now > START
+
+
+@pytest.mark.usefixtures("either_store", "rules")
+class TestTheBansThatWereReadWithASubject:
+    def test_are_in_the_order_of_their_rules(self) -> None:
+        with freeze(START):
+            for rule in ("search", "login", "values"):
+                ban(rule, SUBJECT, 600)
+
+            assert [rule for rule, _, _ in bans_of(SUBJECT)] == ["login", "search", "values"]
+
+    def test_have_the_digest_of_a_name_that_is_neither_kept_nor_known(self) -> None:
+        ban(Rule.make("é" * 200, "2/m", ban=BAN), SUBJECT, 600)
+
+        (found,) = read_contents(SUBJECT).bans()
+
+        assert (found.rule, found.rule[0], len(found.rule)) == (found.field, "~", 65)
 
 
 class TestTheBansOfASubject:

@@ -33,7 +33,8 @@ from django_quota import (
 from django_quota.adapters import decide
 from django_quota.core import clock
 from django_quota.engine.events import AppendEvents, EventRecord
-from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
+from django_quota.features.resets import reset_found
 from django_quota.limiting.registry import get_limiter
 from django_quota.testing import clear, freeze
 from tests.support.calls import before_the_next_answer_is_read, both, calls_of, fetch, operations_of
@@ -41,6 +42,7 @@ from tests.support.commands import json_of
 from tests.support.counts import checks_by_minute, checks_of, checks_of_today, count_what_waits, days_of, refused_today
 from tests.support.inputs import inputs
 from tests.support.memory import as_another_process, remembered_refusals, with_room_for_refusals
+from tests.support.outages import no_answer
 from tests.support.overridden import override
 from tests.support.processes import ended, forks, processes, started
 from tests.support.steps import SECOND, START
@@ -273,6 +275,39 @@ class TestTakesEffectAtOnce:
             unban("*", subject)  # the rule may have had a ban until a moment ago
             asked.clear()
             assert not check("1/m", subject, cache_refusals=60)
+        assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_reset_of_all_that_is_found_takes_effect_at_once() -> None:
+    with freeze(NOON):
+        fill(cache_refusals=60)
+
+        reset_found(None, SUBJECT)
+
+        assert check("1/m", SUBJECT, cache_refusals=60)
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestALostAnswer:
+    """The store has done it, perhaps: so it is asked again."""
+
+    def test_of_a_reset(self) -> None:
+        with freeze(NOON):
+            fill(cache_refusals=60)
+            with no_answer(done=True), pytest.raises(StoreUnavailable):
+                reset("1/m", SUBJECT)
+
+            assert check("1/m", SUBJECT, cache_refusals=60)
+
+    def test_of_a_lifted_ban(self, asked: list[int]) -> None:
+        with freeze(NOON):
+            fill(cache_refusals=60)
+            with no_answer(done=True), pytest.raises(StoreUnavailable):
+                unban("1/m", SUBJECT)
+            asked.clear()
+
+            assert not check("1/m", SUBJECT, cache_refusals=60)
         assert len(asked) == 1
 
 

@@ -55,6 +55,20 @@ def test_a_caller_that_leaves_while_the_store_is_asked_keeps_no_slot(is_stopped:
     asyncio.run(leave())
 
 
+@often
+def test_a_caller_that_is_cancelled_again_as_it_leaves_keeps_no_slot(times: int) -> None:
+    async def leave() -> None:
+        with barrier(is_release, "queued") as leaving, barrier(is_asked_for, "queued") as asking:
+            task = asyncio.create_task(lock("line").aacquire())
+            await until(lambda: asking.met)
+            task.cancel()
+            asking.open()
+            await left_while(task, leaving, times)
+        assert await nobody_has("line")
+
+    asyncio.run(leave())
+
+
 async def in_line(number: int) -> list[asyncio.Task[Lease]]:
     """Let tasks come for a lock that somebody else holds, one after the other."""
     assert asked_elsewhere("line")

@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from django_quota.engine.events import AppendEvents, EventLog, EventRecord
 from django_quota.engine.operations import lua_source
 from django_quota.engine.resolving import event_log_of
 from django_quota.exceptions import StoreUnavailable
-from django_quota.features.events import Event, EventFilter, MemoryEvents, entry_time, event_log
+from django_quota.features.events import Event, EventFilter, EventReader, MemoryEvents, entry_time, event_log
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.stores.memory import MemoryStore
@@ -401,6 +402,29 @@ def test_events_after_an_id_are_read(five: list[str]) -> None:
     assert [entry.id for entry in reader.after(five[2])] in (five[3:], [])  # a database waits for older transactions
 
 
+def test_a_page_of_events_is_read_at_a_time(five: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_quota.features.events.EVENTS_A_PAGE", 2)
+    reader = event_log(current_store(), "quota")
+
+    assert [entry.id for entry in reader.after("0-0")] in (five[:2], [])  # a database waits for older transactions
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_of_a_dozen_events_at_a_moment_those_after_an_id_are_read() -> None:
+    with freeze(START):
+        append(*[record()] * 12, log=event_log_of("quota", 100, 30), now=START)
+        ids = [event.id for event in logged()]
+
+        assert [entry.id for entry in event_log(current_store(), "quota").after(ids[8])] == ids[9:]
+
+
+@pytest.mark.usefixtures("five")
+def test_the_last_events_are_found_however_many_came_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EventReader.search, "__defaults__", (2, ""))  # a page of the admin searches 5,000
+
+    assert [event.subject for event in logged(subject="user:0")] == ["user:0"]
+
+
 @pytest.mark.usefixtures("either_store")
 @pytest.mark.parametrize("before", [0, 5], ids=["an empty log", "a log of five"])
 def test_a_new_reader_begins_with_the_next_event(before: int) -> None:
@@ -444,6 +468,66 @@ def test_a_search_goes_on_after_the_last_event_that_it_saw(five: list[str]) -> N
     assert [event.subject for event in first.events] == ["user:4", "user:3"]
     assert [event.subject for event in second.events] == ["user:2", "user:1", "user:0"]
     assert second.last == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "subject", "found"),
+    [
+        pytest.param(2, 2, "", (["user:4", "user:3"], True, 3), id="as many as are wanted and searched"),
+        pytest.param(3, 2, "", (["user:4", "user:3"], False, 3), id="fewer than are wanted"),
+        pytest.param(3, 2, "nobody", ([], False, 3), id="none of those searched"),
+        pytest.param(1, 2, "user:3", (["user:3"], True, 3), id="the last one searched"),
+        pytest.param(9, 5, "", ([f"user:{number}" for number in (4, 3, 2, 1, 0)], True, None), id="all that there are"),
+        pytest.param(9, None, "user:0", (["user:0"], True, None), id="one without a bound"),
+    ],
+)
+def test_a_search_says_what_it_has_found_and_where_it_ended(
+    five: list[str], count: int, most: int | None, subject: str, found: tuple[list[str], bool, int | None]
+) -> None:
+    names, is_whole, last = found
+
+    search = event_log(current_store(), "quota").search(count, EventFilter(subject=subject), most)
+
+    assert [event.subject for event in search.events] == names
+    assert (search.is_whole, search.last) == (is_whole, "" if last is None else five[last])
+
+
+class TestFiveSeconds:
+    """Events of five seconds, of which two have the same moment."""
+
+    @pytest.fixture(autouse=True)
+    def ids(self, either_store: None) -> Iterator[list[str]]:
+        """The ids, the oldest first."""
+        log, redis_servers = event_log_of("quota", 100, 30), current_store().redis
+        with freeze(START + 10 * SECOND):
+            for place, second in enumerate((0, 1, 1, 2, 3, 4)):
+                moment, event = START + second * SECOND, record(subject=f"user:{second}")
+                if redis_servers is None:
+                    append(event, log=log, now=moment)
+                    continue
+                with redis_servers.commands() as client:  # a script takes the clock of Redis
+                    client.xadd(log.keys[0], event._asdict(), id=f"{moment // 1_000}-{place}")
+            yield [event.id for event in logged()]
+
+    @pytest.mark.parametrize(
+        ("bounds", "found"),
+        [
+            pytest.param({"since": START + 1 * SECOND}, [2, 1], id="since"),
+            pytest.param({"since": START + 1 * SECOND + 1_000}, [], id="since later"),
+            pytest.param({"until": START + 1 * SECOND}, [2, 1, 0], id="until"),
+            pytest.param({"until": START + 9 * SECOND}, [2, 1, 0], id="until later"),
+            pytest.param({"until": START + 1 * SECOND - 1_000}, [0], id="until earlier"),
+        ],
+    )
+    def test_those_before_an_id_may_be_of_a_time(self, bounds: Any, found: list[int], ids: list[str]) -> None:
+        entries = event_log(current_store(), "quota").newest(9, ids[3], **bounds)
+
+        assert [entry.id for entry in entries] == [ids[number] for number in found]
+
+    def test_of_two_at_a_moment_the_first_is_before_the_second(self, ids: list[str]) -> None:
+        entries = event_log(current_store(), "quota").newest(9, ids[2])
+
+        assert [entry.id for entry in entries] == [ids[1], ids[0]]
 
 
 @pytest.mark.usefixtures("five")
@@ -530,3 +614,23 @@ EVENT = Event("1000-0", "refused", "api", "ip:192.0.2.1+user:9", 0, 0, 5, 0, 0.0
 )
 def test_a_filter_chooses_events(wanted: dict[str, Any], is_wanted: bool) -> None:
     assert EventFilter(**wanted)(EVENT) == is_wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_wanted"),
+    [
+        pytest.param({}, True, id="nothing"),
+        pytest.param({"kinds": ["refused"], "path": "/x"}, True, id="what is known"),
+        pytest.param({"rule": "api"}, False, id="a part of the rule"),
+        pytest.param({"rules": ["api"]}, False, id="the rule"),
+        pytest.param({"subject": "192.0"}, False, id="letters of the subject"),
+        pytest.param({"subjects": ["user:9"]}, False, id="a part of the subject"),
+        pytest.param({"subjects": ["user:7"]}, True, id="the user"),
+    ],
+)
+def test_a_filter_chooses_events_whose_names_are_too_long_to_keep(wanted: dict[str, Any], is_wanted: bool) -> None:
+    assert EventFilter(**wanted)(replace(EVENT, rule=None, subject=None)) == is_wanted
+
+
+def test_an_event_whose_subject_is_too_long_to_keep_has_no_address() -> None:
+    assert replace(EVENT, subject=None).as_json()["ip"] is None

@@ -205,7 +205,7 @@ class TestOnRedis:
         with freeze(START + later * SECOND):
             leases = status_of(SUBJECT)["leases"]
 
-        assert sorted((lease["name"], lease["ends_in"]) for lease in leases) == expected
+        assert [(lease["name"], lease["ends_in"]) for lease in leases] == expected, "in the order of their names"
 
     @pytest.mark.parametrize(
         ("later", "number", "ends_in"),

@@ -1,8 +1,8 @@
 """Leases: when they end, what a lost one says, and how one is renewed."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from django_quota.testing import freeze
 from django_quota.types import Lease
 from tests.support.calls import both_ways
 from tests.support.outages import no_answer
-from tests.support.slots import calls, forget, is_asked_for_by, is_release, release, tokens, within
+from tests.support.slots import acquired, calls, forget, is_asked_for_by, is_release, release, tokens, within
 from tests.support.steps import SECOND, START
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -35,6 +35,11 @@ def test_a_lease_lasts_until_its_last_microsecond() -> None:
 
     with freeze(END - 1), pytest.raises(QuotaExceeded):
         lock("export").acquire()
+
+
+@pytest.fixture
+def lease(memory_store: None) -> Lease:
+    return lock("export").acquire()
 
 
 @each_act
@@ -77,13 +82,27 @@ def test_the_end_of_a_block_says_that_the_lease_was_lost(is_async: bool) -> None
 
 
 @both_ways
-def test_the_end_of_a_block_hides_no_error_of_the_block(is_async: bool) -> None:
-    def lose() -> None:
-        forget("export")
+class TestErrorsOfABlock:
+    """The end of a block hides no error of the block."""
+
+    @staticmethod
+    def fail_after(loss: Callable[[], object]) -> None:
+        loss()
         _ = 1 / 0
 
-    with pytest.raises(ZeroDivisionError):
-        within(lock("export"), lose, is_async)
+    def test_a_lost_lease_does_not_hide_it(self, is_async: bool) -> None:
+        with pytest.raises(ZeroDivisionError):
+            within(lock("export"), lambda: self.fail_after(lambda: forget("export")), is_async)
+
+    def test_a_store_that_does_not_answer_does_not_hide_it(self, is_async: bool) -> None:
+        with ExitStack() as outage, pytest.raises(ZeroDivisionError):
+            within(lock("export"), lambda: self.fail_after(lambda: outage.enter_context(no_answer())), is_async)
+
+
+@both_ways
+def test_the_end_of_a_block_says_that_the_store_did_not_answer(is_async: bool) -> None:
+    with ExitStack() as outage, pytest.raises(StoreUnavailable):
+        within(lock("export"), lambda: outage.enter_context(no_answer()), is_async)
 
 
 def test_a_lease_itself_is_a_block() -> None:
@@ -174,6 +193,57 @@ class TestInterruptedCalls:
             lock("export").acquire()
 
         assert lock("export").holders() == []
+
+
+@both_ways
+def test_a_second_release_succeeds_though_the_store_does_not_answer(lease: Lease, is_async: bool) -> None:
+    release(lease, is_async)
+
+    with no_answer():
+        release(lease, is_async)
+
+
+class TestClosedCoroutines:
+    """Python closes a coroutine that nobody goes on with, as when its event loop was closed. It may await no more."""
+
+    def test_one_that_asks_for_a_slot_ends_at_once(self) -> None:
+        asking = lock("export").entering()
+        next(asking).run_sync()
+
+        asking.close()
+
+        assert len(lock("export").holders()) == 1, "until its lease ends"
+
+    def test_one_that_gives_a_slot_back_ends_at_once(self) -> None:
+        leaving = lock("export").acquire().releasing()
+        next(leaving).run_sync()
+
+        leaving.close()
+
+        assert lock("export").holders() == []
+
+
+@both_ways
+class TestCallsWithoutAnAnswer:
+    """The store is asked once: each further call may take as long as its timeout."""
+
+    @pytest.fixture
+    def asked(self, memory_store: None) -> Iterator[list[str]]:
+        asked: list[str] = []
+        with no_answer(), calls(before=lambda each: asked.append(type(each).__name__)):
+            yield asked
+
+    def test_taking_a_slot_asks_the_store_once(self, asked: list[str], is_async: bool) -> None:
+        with pytest.raises(StoreUnavailable):
+            acquired(lock("export"), is_async)
+
+        assert asked == ["Acquire"]
+
+    def test_giving_a_slot_back_asks_the_store_once(self, lease: Lease, asked: list[str], is_async: bool) -> None:
+        with pytest.raises(StoreUnavailable):
+            release(lease, is_async)
+
+        assert asked == ["Release"]
 
 
 def test_a_lease_names_its_holder_in_reports() -> None:

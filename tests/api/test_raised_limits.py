@@ -71,6 +71,27 @@ def test_a_window_is_raised_for_one_window_from_now() -> None:
         assert [outcome.limit for outcome in peek("jobs", "org:7").outcomes] == [10, 100]
 
 
+@pytest.mark.parametrize(
+    ("rates", "raised"),
+    [
+        pytest.param(["20/h", "10/m"], [70, 10], id="which comes first"),
+        pytest.param(["100/m", "50/h"], [100, 100], id="which allows less"),
+    ],
+)
+def test_of_several_rates_the_one_with_the_longest_period_is_raised(rates: list[str], raised: list[int]) -> None:
+    rule = Rule.make("several", *rates)
+
+    assert raise_limit(rule, "org:7", 50) == NOW + HOUR
+
+    assert [outcome.limit for outcome in peek(rule, "org:7").outcomes] == raised
+
+
+def test_of_several_tiers_the_longest_period_says_when_the_units_end() -> None:
+    plans = Rule.make("plans", {"free": "5/h", "pro": "1000/d", "trial": "9/h"}, tier=lambda request: "free")
+
+    assert raise_limit(plans, "org:7", 50) == NOW + 24 * HOUR
+
+
 @pytest.mark.parametrize("until", [NOW + HOUR, "1h", HOUR], ids=["a moment", "a string", "a duration"])
 def test_the_end_can_be(until: Any) -> None:
     assert raise_limit("tokens", "org:7", 500, until) == NOW + HOUR
@@ -104,6 +125,13 @@ class TestOverrideOfOthersToo:
 
     def test_its_rate_is_raised(self) -> None:
         assert raise_limit(self.RULE, "org:7", 50) == NOW + timedelta(days=1)
+
+        assert row().rate == "250/d"
+
+    def test_its_rate_is_raised_though_one_of_the_subject_has_ended(self) -> None:
+        QuotaOverride.objects.create(subject="org:7", rule="tokens", rate="9/day", expires=NOW - HOUR)
+
+        raise_limit(self.RULE, "org:7", 50)
 
         assert row().rate == "250/d"
 
@@ -363,6 +391,14 @@ def test_the_override_says_who_raised_it() -> None:
     raise_limit("tokens", "org:7", 500, reason="order 17", by="the shop")
 
     assert row().created_by == "the shop"
+
+
+def test_the_override_has_the_name_by_which_the_user_logs_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(User, "__str__", lambda _: "Ann Smith")
+
+    raise_limit("tokens", "org:7", 500, by=User.objects.create_user("ann"))
+
+    assert row().created_by == "ann"
 
 
 def test_a_raise_that_gives_no_name_shows_nothing_of_the_raise_before_it() -> None:

@@ -225,6 +225,22 @@ class TestRounds:
 
         assert moments == [1_001.0]
 
+    @in_memory
+    def test_a_request_that_is_counted_later_is_renewed_every_third_of_its_time(
+        self, moments: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        own, rule = Renewer(), SlotRule.make("view", 1, lease=60, renew=True, on_unavailable="allow")
+        monkeypatch.setattr("django_quota.features.slots.calls.renewer", own)
+        with no_answer():
+            holding = rule.hold(get())
+            holding.__enter__()
+
+        self.at(1_001.0, monkeypatch)
+        own._renew_due()
+
+        assert moments == [1_001.0, 1_021.0]
+        assert len(holding.leases) == 1
+
     def test_only_the_leases_that_are_due_are_renewed(
         self, moments: list[float], monkeypatch: pytest.MonkeyPatch
     ) -> None:

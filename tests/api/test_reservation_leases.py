@@ -179,6 +179,18 @@ class TestRenewing:
         with freeze(START + 19 * MINUTE - 1), pytest.raises(QuotaExceeded):
             reserve(credit, ORG, 101, lease="10m")
 
+    def test_the_lease_of_each_subject_begins_again(self, credit: Any) -> None:
+        with freeze(START):
+            credit.set(USER, 1_000)
+            reservation = reserve_all([(credit, ORG, 900), (credit, USER, 800)], lease="10m")
+        self.kept(reservation, START + 9 * MINUTE)
+
+        with freeze(START + 19 * MINUTE - 1):
+            for subject in (ORG, USER):
+                reserve(credit, subject, 1, lease="10m")  # gives back what has ended
+
+            assert (credit.get(ORG), credit.get(USER)) == (99, 199)
+
     def test_it_ends_when_nobody_renews_it_any_more(self, credit: Any) -> None:
         with freeze(START):
             reservation = reserve(credit, ORG, 900, lease="10m")

@@ -572,9 +572,20 @@ def both_in_use(database: Any, redis_server: RedisServer, raw: Any, settings: An
 
 @pytest.mark.usefixtures("both_in_use")
 def test_a_reset_of_all_that_is_found_says_what_it_deleted_in_both_stores() -> None:
+    check("4/week", "user:1", name="another", store="database")
+
     found = reset_found(None, "user:1")
 
-    assert (found.rules, found.deleted) == (["burst", "month"], 2)
+    assert (found.rules, found.deleted) == (["another", "burst", "month"], 3)
+
+
+@pytest.mark.usefixtures("both_in_use")
+def test_a_rule_that_counts_in_both_stores_is_named_once() -> None:
+    check("4/week", "user:1", name="burst", store="database")
+
+    found = reset_found(None, "user:1")
+
+    assert (found.rules, found.deleted) == (["burst", "month"], 3)
 
 
 @pytest.mark.usefixtures("both_in_use")

@@ -291,6 +291,7 @@ class TestReserveAll:
             pytest.param(
                 {"tmp": 3}, "names 'tmp', which is not in the reservation. Did you mean 'tpm'", id="a misspelled rule"
             ),
+            pytest.param({7: 3}, "names 7, which is not in the reservation. Known:", id="a number in place of a name"),
             pytest.param({"tpm": -3}, "-3", id="a cost below 0"),
             pytest.param(
                 640,

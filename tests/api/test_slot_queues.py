@@ -164,6 +164,18 @@ class TestAskingTheStore:
             for future in futures:
                 future.result(60).release()
 
+    @in_memory
+    @unpolled
+    @both_ways
+    def test_who_comes_behind_the_first_does_not_ask(self, is_async: bool) -> None:
+        asked: list[str | None] = []
+        held = lock("line").acquire()
+
+        with calls(before=lambda operation: asked.append(is_asked_for_by(operation))), in_line(4, is_async) as futures:
+            wait_until(lambda: asked)
+            assert len(asked) == 1
+            let_in_as_they_came([held], futures)
+
     @pytest.mark.parametrize(
         ("estimate", "least", "most"),
         [

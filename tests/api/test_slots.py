@@ -92,6 +92,12 @@ class TestWhoShares:
     def test_slots_with_the_same_values_are_equal(self) -> None:
         assert len({slot("a", 2), slot("a", 2), slot("a", 3), slot("b", 2), slot("a", 2, lease=31)}) == 4
 
+    def test_a_slot_that_is_held_equals_one_that_is_not(self) -> None:
+        free, held = lock("a"), lock("a")
+
+        with held:
+            assert (held, repr(held)) == (free, repr(free))
+
     def test_a_slot_never_changes(self) -> None:
         with pytest.raises(FrozenInstanceError):
             slot("a", 2).limit = 3  # type: ignore[misc]
@@ -206,7 +212,7 @@ class TestDecisions:
 
         assert (decision.allowed, decision.limit, decision.remaining) == (True, 2, 2 - number)
 
-    def test_a_decision_shows_when_the_last_lease_ends(self) -> None:
+    def test_a_decision_shows_when_the_next_and_the_last_lease_end(self) -> None:
         export = slot("export", 2)
         with freeze(START):
             export.acquire()
@@ -214,7 +220,8 @@ class TestDecisions:
         with freeze(START + 5 * SECOND):
             decision = slot("export", 2, lease=2).acquire().decision
 
-        assert (decision.reset_after, decision.outcomes[0].retry_after) == (25.0, 0.0)
+        (outcome,) = decision.outcomes
+        assert (decision.reset_after, outcome.retry_after, outcome.next_after) == (25.0, 0.0, 2.0)
 
     def test_a_decision_explains_itself(self) -> None:
         export = slot("export", 2, subject="user:7")
@@ -350,8 +357,8 @@ WRONG: list[tuple[str, list[Any], Callable[[Any], object]]] = [
     (f"limit={{0!r}} {OF_LIMIT}", [0, 1.5, True, "10", 10**6 + 1], lambda n: slot("export", n)),
     (f"lease={{0!r}} {OF_LEASE}", [0, None, "5", True, math.nan, LONG + 1], lambda each: slot("export", 1, each)),
     (f"lease={{0!r}} {OF_LEASE}", [-1, 0, math.inf], lambda lease: lock("export").acquire().renew(lease)),
-    (f"wait={{0!r}} {OF_WAIT}", [-1, math.nan, LONG + 1], lambda wait: lock("export", wait=wait)),
-    (f"timeout={{0!r}} {OF_WAIT}", [-1, math.inf], lambda timeout: lock("export").acquire(timeout)),
+    (f"wait={{0!r}} {OF_WAIT}", [-1, "", math.nan, LONG + 1], lambda wait: lock("export", wait=wait)),
+    (f"timeout={{0!r}} {OF_WAIT}", [-1, "", math.inf], lambda timeout: lock("export").acquire(timeout)),
     ("renew={0!r} of slot 'export' is not True or False.", [1], lambda renew: lock("export", renew=renew)),
     (
         "{0!r} is not a subject of a slot. Use a string such as 'user:42', or a user.",

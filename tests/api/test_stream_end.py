@@ -5,13 +5,13 @@ import gc
 import io
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.core.signals import request_finished, request_started
 from django.http import FileResponse
 
-from django_quota.core.flow import Flow
+from django_quota.core.flow import Flow, IOCall
 from django_quota.features.request_end import at_request_end, at_stream_end
 from django_quota.limiting.flusher import flusher
 
@@ -122,12 +122,24 @@ class TestSync:
 
         assert (response.file_to_stream, ended) == (sent, [0, 1, 1])
 
-    def test_the_flow_runs_though_the_stream_fails(self, content: Content) -> None:
-        stream = at_stream_end((1 / 0 for _ in "a"), content.ending)
+    @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt], ids=lambda error: error.__name__)
+    def test_the_flow_runs_though_the_stream_fails(self, error: type[BaseException], content: Content) -> None:
+        def parts() -> Iterator[str]:
+            yield "a"
+            raise error
 
-        with pytest.raises(ZeroDivisionError):
-            list(stream)
+        stream = at_stream_end(parts(), content.ending)
+        next(stream)
 
+        with pytest.raises(error):
+            next(stream)
+
+        assert content.ended == 1
+
+    def test_any_iterable_is_a_stream(self, content: Content) -> None:
+        stream = at_stream_end(["a", "b"], content.ending)
+
+        assert list(stream) == ["a", "b"]
         assert content.ended == 1
 
     def test_a_flow_that_fails_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -209,6 +221,42 @@ class TestAsync:
 
         asyncio.run(leave())
 
+    def test_the_flow_runs_to_its_end_though_its_task_is_cancelled(self, content: Content) -> None:
+        """As when a client leaves right after the last part."""
+
+        async def hang() -> None:
+            begun.set()
+            await goes_on.wait()
+
+        def ending() -> Flow[None]:
+            yield IOCall(bool, hang)
+            content.ended += 1
+
+        async def leave() -> None:
+            stream: Any = at_stream_end(content.aparts(), ending)
+            task = asyncio.ensure_future(stream.aclose())
+            await begun.wait()
+            task.cancel()
+            await asyncio.sleep(0)
+            goes_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert content.ended == 1
+
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+        asyncio.run(leave())
+
+    def test_any_async_iterable_is_a_stream(self, content: Content) -> None:
+        class Iterable:
+            def __aiter__(self) -> AsyncIterator[str]:
+                return content.aparts()
+
+        async def read() -> list[str]:
+            return [part async for part in cast("Any", at_stream_end(Iterable(), content.ending))]
+
+        assert asyncio.run(read()) == ["a", "b"]
+        assert content.ended == 1
+
 
 class TestTheEndOfARequest:
     """What is done when a request ends, and what the background does for a request that was dropped."""
@@ -228,6 +276,16 @@ class TestTheEndOfARequest:
 
         assert content.ended == 1
         assert list(stream) == []
+
+    def test_ends_a_file_that_was_not_sent(self, content: Content) -> None:
+        request_started.send(None)
+        response = at_stream_end(FileResponse(io.BytesIO(b"ab")), content.ending)
+
+        request_finished.send(None)
+
+        assert content.ended == 1
+        response.close()
+        assert content.ended == 1
 
     def test_runs_the_other_actions_if_one_of_them_fails(self, caplog: pytest.LogCaptureFixture) -> None:
         done: list[str] = []

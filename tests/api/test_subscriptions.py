@@ -191,6 +191,25 @@ def test_a_saved_reservation_is_settled_in_its_period(rule: str) -> None:
     assert ends(peek(rule, "user:7").outcomes[0].reset_after) == ENDS
 
 
+def test_a_saved_reservation_is_settled_in_its_period_though_the_day_has_changed() -> None:
+    saved = reserve("tokens", "org:7", 8).dumps()
+    DAYS["org:7"] = date(2026, 3, 10)
+
+    settled = Reservation.loads(saved).settle(2)
+
+    assert (settled.used, ends(settled.reset_after)) == (2, ENDS)
+
+
+def test_a_saved_reservation_is_settled_under_the_present_rate_of_its_rule(settings: Any) -> None:
+    saved = reserve("tokens", "org:7", 8).dumps()
+    tokens = {**settings.QUOTA["RULES"]["tokens"], "rate": "20/month"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"tokens": tokens}}
+
+    settled = Reservation.loads(saved).settle(2)
+
+    assert settled.limit == 20
+
+
 def test_several_rules_are_decided_together() -> None:
     decision = check_all([("tokens", "org:7", 2), ("plain", "org:7", 3)])
 

@@ -553,6 +553,12 @@ def test_the_kit_says_how_much_is_used(kit: QuotaKit) -> None:
     assert (kit.used("5/m", "user:1"), kit.left("5/m", "user:1")) == (2, 3)
 
 
+def test_the_kit_says_how_much_is_left_of_a_rate_with_options(kit: QuotaKit) -> None:
+    check("5/m", "user:1", 2, name="a")
+
+    assert [kit.left("5/m", "user:1", name=name) for name in ("a", "b")] == [3, 5]
+
+
 def test_of_several_limits_the_kit_reports_the_one_with_the_fewest_hits_left(kit: QuotaKit) -> None:
     check("5/m; 9/h", "user:1", 2)
     kit.advance("1m")

@@ -1207,6 +1207,11 @@ STEPS_OF_A_SUBJECT: dict[str, list[tuple[int, Operation]]] = {
         (8, ban_of("a", 1)), (0, ban_of("a", 1)), (1, ban_of("b", 1)), (0, looked_at()), (SECOND, ban_of("a", 200)),
         (0, ban_of("c", 5)), (0, lifted("a", "b", "c")), (0, looked_at()),
     ],
+    "is banned for longer than it was known": [(0, ban_of("c", 2 * 86_400)), (0, looked_at())],
+    "is banned just before a ban is forgotten": [
+        (0, ban_of("c", 1)), (SECOND + MINUTE - 1, ban_of("c", 1)), (0, looked_at()),
+    ],
+    "is banned as a ban is forgotten": [(0, ban_of("c", 1)), (SECOND + MINUTE, ban_of("c", 1)), (0, looked_at())],
     "is forgotten": [
         (0, forgotten(("a", "cx"), ("none", "yz"))), (0, looked_at()), (0, forgotten(("a", "y"))),
         (0, forgotten(("a", "cz"), ("b", "c"))), (0, looked_at()), (0, forgotten(("b", ""))),
