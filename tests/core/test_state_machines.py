@@ -19,7 +19,7 @@ from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import field, status_key
 from django_quota.engine import system_operations as site
 from django_quota.engine.asks import Ask, Asked, Place
-from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Mode
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Flag, Mode, Reply
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG, RecordHits
 from django_quota.engine.hits import Ahead, Hit
@@ -310,6 +310,45 @@ def test_no_store_differs_in_a_period_of_which_one_unit_is_used(places: Places) 
 
     for mode in ("check", "peek", "refund", "peek"):
         places.decide(Question([Ask(started, "user:1", 1)]), mode, START)
+
+
+BY_SHARES, AT_80 = Rule.make("near", "10/m", warn_at=[0.5, 1.0]), {"algorithm": "fixed_window", "warn_at": 0.8}
+NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]]] = {
+    "a share that an estimate has just reached": (
+        [(0, BY_SHARES, "check", 5, True), (0, BY_SHARES, "check", 1, False)], [],
+    ),
+    "a share that is reached again when the window ends": (
+        [(0, Rule.make("near", "5/m", **AT_80), "check", 4, False)] * 2
+        + [(MINUTE, Rule.make("near", "5/m", **AT_80), "check", 4, False)], [800, 800],
+    ),
+    "a share of another capacity": (
+        [(0, Rule.make("near", "5/m", **AT_80), "check", 4, False),
+         (0, Rule.make("near", "10/m", **AT_80), "check", 4, False)], [800, 800],
+    ),
+    "a share of the same capacity": (
+        [(0, Rule.make("near", "5/m", **AT_80), "check", 4, False), (0, Rule.make("near", "5/m", **AT_80), "check", 1, False)],
+        [800],
+    ),
+    "a share that a forced estimate reaches": ([(0, BY_SHARES, "force", 5, True)], []),
+    "a share of a limit that admits nothing": (
+        [(0, Rule.make("near", "0/m; 5/h", warn_at=1.0), "force", 1, False)], [],
+    ),
+    "two shares at once": ([(0, BY_SHARES, "check", 10, False)], [1000]),
+}  # fmt: skip
+"""How much time passes first, the rule, the mode, the cost, and whether that is an estimate; and the shares reported."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("steps", "shares"), NEAR.values(), ids=NEAR)
+def test_no_store_differs_in_whether_it_reports(places: Places, steps: list[Any], shares: list[int]) -> None:
+    now, flags = START, list[Any]()
+
+    for gap, asked, mode, cost, is_estimate in steps:
+        now += gap
+        question = Question([Ask(asked, "user:1", cost, "", is_estimate)])
+        flags += Reply.decode(places.decide(question, mode, now), question.hits_at(now)).flags
+
+    assert [flag.value for flag in flags if flag.flag == Flag.NEAR_EMITTED] == shares
 
 
 LASTING: list[Asked] = [

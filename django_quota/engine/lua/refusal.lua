@@ -18,11 +18,6 @@ return function(hit)
       limit.algorithm.follow_clock(limit)
     end
   end
-  local passed = not group_refused and not (refused and refused[0])
-  if hit.day_key and hit.refused then
-    count_day(hit.day_key, hit.rule, ':r', 1, hit.tier)
-  elseif hit.day_key and passed then
-    count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier)
-  end
+  if hit.day_key and hit.refused then count_day(hit.day_key, hit.rule, ':r', 1, hit.tier) end
   if hit.refused and (hit.refusals or emits_event) then need('events').emit_refused(hit, emits_event) end
 end
