@@ -312,22 +312,20 @@ def test_no_store_differs_in_a_period_of_which_one_unit_is_used(places: Places) 
         places.decide(Question([Ask(started, "user:1", 1)]), mode, START)
 
 
-BY_SHARES, AT_80 = Rule.make("near", "10/m", warn_at=[0.5, 1.0]), {"algorithm": "fixed_window", "warn_at": 0.8}
+BY_SHARES = Rule.make("near", "10/m", warn_at=[0.5, 1.0])
+OF_5, OF_10 = (Rule.make("near", rate, algorithm="fixed_window", warn_at=0.8) for rate in ("5/m", "10/m"))
 NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]]] = {
     "a share that an estimate has just reached": (
         [(0, BY_SHARES, "check", 5, True), (0, BY_SHARES, "check", 1, False)], [],
     ),
     "a share that is reached again when the window ends": (
-        [(0, Rule.make("near", "5/m", **AT_80), "check", 4, False)] * 2
-        + [(MINUTE, Rule.make("near", "5/m", **AT_80), "check", 4, False)], [800, 800],
+        [(0, OF_5, "check", 4, False), (MINUTE, OF_5, "check", 4, False)], [800, 800],
     ),
     "a share of another capacity": (
-        [(0, Rule.make("near", "5/m", **AT_80), "check", 4, False),
-         (0, Rule.make("near", "10/m", **AT_80), "check", 4, False)], [800, 800],
+        [(0, OF_5, "check", 4, False), (0, OF_10, "check", 4, False)], [800, 800],
     ),
     "a share of the same capacity": (
-        [(0, Rule.make("near", "5/m", **AT_80), "check", 4, False), (0, Rule.make("near", "5/m", **AT_80), "check", 1, False)],
-        [800],
+        [(0, OF_5, "check", 4, False), (0, OF_5, "check", 1, False)], [800],
     ),
     "a share that a forced estimate reaches": ([(0, BY_SHARES, "force", 5, True)], []),
     "a share of a limit that admits nothing": (
@@ -335,7 +333,7 @@ NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]
     ),
     "two shares at once": ([(0, BY_SHARES, "check", 10, False)], [1000]),
 }  # fmt: skip
-"""How much time passes first, the rule, the mode, the cost, and whether that is an estimate; and the shares reported."""
+"""Steps (how much time passes first, the rule, the mode, the cost, is that an estimate), and what is reported."""
 
 
 @pytest.mark.usefixtures("redis_cache")
