@@ -349,6 +349,21 @@ def test_no_store_differs_in_whether_it_reports(places: Places, steps: list[Any]
     assert [flag.value for flag in flags if flag.flag == Flag.NEAR_EMITTED] == shares
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_bans_that_follow_each_other(places: Places) -> None:
+    """Each is longer than the one before it, as far as the list goes, until the last one is forgotten."""
+    question = Question([Ask(Rule.make("r", "1/d", ban={"after": "1/m", "for": ["20s", "1m"]}), "user:1", 1)])
+    now, spans, levels = START, list[int](), list[int]()
+
+    for gap in (0, 1, 20, 60, 119, 120):
+        now += gap * SECOND
+        flags = Reply.decode(places.decide(question, "check", now), question.hits).flags
+        spans += [flag.value - now for flag in flags if flag.flag == Flag.BANNED]
+        levels += [flag.value for flag in flags if flag.flag == Flag.BAN_LEVEL]
+
+    assert (spans, levels) == ([20 * SECOND, *[MINUTE] * 3, 20 * SECOND], [1, 2, 3, 4, 1])
+
+
 LASTING: list[Asked] = [
     Rule.make("sliding", "20/w", daily=True),
     Rule.make("bucket", "20/w", algorithm="token_bucket", daily=True),
