@@ -425,17 +425,37 @@ def test_no_store_differs_in_which_units_that_expire_come_back(places: Places, a
 
 
 TEAMS = Rule.make("teams", {"free": "6/m", "team": "8/m"}, tier=lambda _: "team", daily=True)
-SEVERAL = [
-    [PLANS.tiers["pro"], TEAMS.tiers["team"]],
-    [next(each for each in RULES if each.name == "shares"), PLANS.tiers["free"], TEAMS.tiers["free"]],
-]
+
+
+def named(*names: str) -> list[Asked]:
+    return [next(each for each in RULES if each.name == name) for name in names]
+
+
+SEVERAL: dict[str, list[Asked]] = {
+    "two tiers": [PLANS.tiers["pro"], TEAMS.tiers["team"]],
+    "shares and tiers": [*named("shares"), PLANS.tiers["free"], TEAMS.tiers["free"]],
+    "counted refusals": named("banning", "shadow-counted", "aside-counted"),
+    "several that decide alone": named("aside", "fixed", "shadow", "aside-counted", "leaky"),
+    "each algorithm": named("slices", "fixed-counted", "calendar", "started", "burst-counted", "leaky", "devices"),
+}
 
 
 @pytest.mark.usefixtures("redis_cache")
-@pytest.mark.parametrize("its_rules", SEVERAL, ids=["two tiers", "shares and tiers"])
+@pytest.mark.parametrize("its_rules", SEVERAL.values(), ids=SEVERAL)
 def test_no_store_differs_under_several_rules_at_once(places: Places, its_rules: list[Asked]) -> None:
     """A fast decision notes the tier of each."""
     do_all(places, its_rules, EACH, START, with_events=False)
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_how_long_a_banned_hit_waits_that_had_room(places: Places) -> None:
+    """Only the ban keeps it waiting, not the delay that it would have in the queue."""
+    queue = Rule.make("queue", "12/m", algorithm="leaky_bucket", ban={"after": "1/m", "for": "1s"})
+
+    replies = [places.decide(Question([Ask(queue, "user:1", cost)]), "check", START) for cost in (8, 9, 1)]
+
+    waits = [Reply.decode(reply, Question([Ask(queue, "user:1", 1)]).hits).hits[0][0].retry_after for reply in replies]
+    assert waits == [0, 25 * SECOND, SECOND]
 
 
 def banned(seconds: int) -> Operation:

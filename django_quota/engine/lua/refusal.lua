@@ -4,7 +4,7 @@
 -- ARGV   as decide
 -- reply  a function; it replies nothing, and adds flags
 return function(hit)
-  local group_refused = refused and refused[hit.group]
+  local group_refused = refused[hit.group]
   -- A flood emits one event a second: its other refusals do not need the modules that emit.
   local emits_event = emits and not hit.quiet and hit.refused
     and tonumber(redis.call('HGET', hit.status_key, 'e:' .. hit.rule) or 0) <= now
