@@ -22,6 +22,7 @@ _PLAIN = [
     Rule.make("shares", "5/m; 12/h", warn_at=[0.3, 0.5, 1.0]),
     Rule.make("huge", f"{10**12}/d"),
     Rule.make("none-counted", "0/m", count_refused=True, warn_at=1.0),
+    Rule.make("none-fixed", "0/m", algorithm="fixed_window", count_refused=True),
     Rule.make("counted", "6/m", count_refused=True, warn_at=0.5),
     Rule.make("fixed", "9/m", algorithm="fixed_window", daily=True),
     Rule.make("fixed-counted", "9/m", algorithm="fixed_window", count_refused=True, daily=False),
