@@ -364,6 +364,32 @@ def test_no_store_differs_in_bans_that_follow_each_other(places: Places) -> None
     assert (spans, levels) == ([20 * SECOND, *[MINUTE] * 3, 20 * SECOND], [1, 2, 3, 4, 1])
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window", "token_bucket"])
+def test_no_store_counts_more_under_a_limit_that_admits_nothing_any_more(places: Places, algorithm: Any) -> None:
+    """An override came in between: the hit took something, and used more of it."""
+    rule = Rule.make("r", "5/m", algorithm=algorithm)
+    receipt = Question([Ask(rule, "user:1", 2)]).receipt(
+        places.decide(Question([Ask(rule, "user:1", 2)]), "check", START)
+    )
+    shut = receipt._replace(asks=[Ask(rule.with_rates("0/m"), "user:1", 2)])
+
+    places.decide(Question(shut.asks).settled(shut, [4]), "adjust", START)
+
+    assert places.decide(Question(receipt.asks), "peek", START)[3] == 3
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("later", "left"), [(-1, 5), (0, 3), (1, 3)], ids=["in time", "at the end", "too late"])
+def test_no_store_differs_in_when_it_is_too_late_to_settle(places: Places, later: int, left: int) -> None:
+    question, until = Question([Ask(Rule.make("r", "5/h"), "user:1", 2)]), START + MINUTE
+    receipt = question.receipt(places.decide(question, "check", START))
+
+    places.decide(question.settled(receipt, until=until), "adjust", until + later)
+
+    assert places.decide(question, "peek", until + later)[3] == left
+
+
 LASTING: list[Asked] = [
     Rule.make("sliding", "20/w", daily=True),
     Rule.make("bucket", "20/w", algorithm="token_bucket", daily=True),
