@@ -17,6 +17,7 @@ from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64, Credit, Tot
 from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import field, status_key
+from django_quota.core.rates import Rate
 from django_quota.engine import system_operations as site
 from django_quota.engine.asks import Ask, Asked, Place
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Flag, Mode, Reply
@@ -377,6 +378,23 @@ def test_no_store_counts_more_under_a_limit_that_admits_nothing_any_more(places:
     places.decide(Question(shut.asks).settled(shut, [4]), "adjust", START)
 
     assert places.decide(Question(receipt.asks), "peek", START)[3] == 3
+
+
+ROOM_LEFT = [("5/h", 5), ("5/h; 9/d", 4)]
+"""The rule when the hit is settled again, and what its first limit has left: by the first answer, or now."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("rates", "left"), ROOM_LEFT, ids=["the same limits", "one limit more"])
+def test_no_store_differs_in_the_answer_to_a_hit_that_is_settled_again(places: Places, rates: str, left: int) -> None:
+    question, until = Question([Ask(Rule.make("r", "5/h"), "user:1", 2)]), START + MINUTE
+    receipt = question.receipt(places.decide(question, "check", START))
+    places.decide(question.settled(receipt, until=until), "adjust", START + 1)
+    places.decide(Question([Ask(Rule.make("r", "5/h"), "user:1", 1)]), "check", START + 2)
+
+    again = receipt._replace(asks=[Ask(Rule.make("r", rates), "user:1", 2)])
+
+    assert places.decide(question.settled(again, until=until), "adjust", START + 3)[3] == left
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -874,6 +892,10 @@ ONE_AFTER_ANOTHER: list[tuple[int, Literal["check", "force", "peek", "refund", "
     (-SECOND, "check", 9, 0, 9, 0), (60 * MINUTE, "check", 1, 4, 9, 0), (25 * 60 * MINUTE, "check", 1, 4, 0, 4),
     (3 * 60 * MINUTE, "check", 1, 4, 9, 0), (SECOND, "reset", 0, 0, 9, 0), (SECOND, "check", 1, 0, -1, 2),
     (57 * SECOND, "check", 1, 4, 9, 0),
+    (0, "peek", 99, 0, 9, 0), (0, "check", 99, 0, 9, 0), (0, "peek", 1, 0, -1, 2),
+    (0, "reset", 0, 0, 9, 0), (0, "check", 1, 4, 9, 0), (0, "refund", 1, 0, 9, 0), (5 * SECOND, "check", 1, 0, 9, 0),
+    (0, "reset", 0, 0, 9, 0), (0, "check", 1, 4, 9, 0), (61 * SECOND, "peek", 1, 0, 9, 0), (0, "check", 1, 0, 9, 0),
+    (0, "reset", 0, 0, 9, 0), (0, "check", 1, 1, 9, 0), (20 * SECOND, "peek", 1, 0, 9, 0), (0, "check", 1, 0, 9, 0),
 ]  # fmt: skip
 """How much time passes first, the mode, the cost, the wish, which share is returned, and what was spent of it."""
 
@@ -897,6 +919,27 @@ def test_stores_never_differ_in_what_is_taken_ahead_one_after_the_other(places: 
         question = Question([ask], ahead={ask.place: ahead})
         reply = places.decide(question, mode, now)
         shares += question.granted(reply).values() if mode == "check" else ()
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("mode", ["peek", "check", "force"])
+@pytest.mark.parametrize("its_rule", AHEAD, ids=[each.name for each in AHEAD])
+def test_stores_never_differ_in_what_is_returned_to_a_limit_that_admits_nothing_any_more(
+    places: Places, its_rule: Any, mode: QuestionMode
+) -> None:
+    """An override came in between: what was spent of the share is not counted, and the share is gone."""
+    first, second = (Ask(its_rule, "user:1", 1), Ask(its_rule.with_rates(*map(none_of, its_rule.rates)), "user:1", 1))
+    taking = {first.place: Ahead("", 0, "n1", 4, 2, 3 * SECOND)}
+    places.decide(Question([first], ahead=taking), "check", START)
+
+    returning = {second.place: Ahead("n1", 2, "n2", 0, 2, 3 * SECOND)}
+    reply = places.decide(Question([second], ahead=returning), mode, START + SECOND)
+
+    assert reply[2] == 0
+
+
+def none_of(rate: Rate) -> str:
+    return f"0/{rate.window}"
 
 
 @pytest.mark.thorough("slow")
