@@ -895,7 +895,8 @@ ONE_AFTER_ANOTHER: list[tuple[int, Literal["check", "force", "peek", "refund", "
     (0, "peek", 99, 0, 9, 0), (0, "check", 99, 0, 9, 0), (0, "peek", 1, 0, -1, 2),
     (0, "reset", 0, 0, 9, 0), (0, "check", 1, 4, 9, 0), (0, "refund", 1, 0, 9, 0), (5 * SECOND, "check", 1, 0, 9, 0),
     (0, "reset", 0, 0, 9, 0), (0, "check", 1, 4, 9, 0), (61 * SECOND, "peek", 1, 0, 9, 0), (0, "check", 1, 0, 9, 0),
-    (0, "reset", 0, 0, 9, 0), (0, "check", 1, 1, 9, 0), (20 * SECOND, "peek", 1, 0, 9, 0), (0, "check", 1, 0, 9, 0),
+    (0, "reset", 0, 0, 9, 0), (0, "check", 1, 1, 9, 0), (20 * SECOND, "peek", 1, 0, 9, 0), (0, "check", 99, 0, 9, 0),
+    (0, "reset", 0, 0, 9, 0), (0, "check", 1, 4, 9, 0), (SECOND, "check", 99, 0, -1, 0), (0, "check", 1, 0, 9, 0),
 ]  # fmt: skip
 """How much time passes first, the mode, the cost, the wish, which share is returned, and what was spent of it."""
 
@@ -922,13 +923,16 @@ def test_stores_never_differ_in_what_is_taken_ahead_one_after_the_other(places: 
 
 
 @pytest.mark.usefixtures("redis_cache")
-@pytest.mark.parametrize("mode", ["peek", "check", "force"])
+@pytest.mark.parametrize(("mode", "cost"), [("peek", 0), ("check", 1), ("force", 1)], ids=["peek", "check", "force"])
 @pytest.mark.parametrize("its_rule", AHEAD, ids=[each.name for each in AHEAD])
 def test_stores_never_differ_in_what_is_returned_to_a_limit_that_admits_nothing_any_more(
-    places: Places, its_rule: Any, mode: QuestionMode
+    places: Places, its_rule: Any, mode: QuestionMode, cost: int
 ) -> None:
     """An override came in between: what was spent of the share is not counted, and the share is gone."""
-    first, second = (Ask(its_rule, "user:1", 1), Ask(its_rule.with_rates(*map(none_of, its_rule.rates)), "user:1", 1))
+    first, second = (
+        Ask(its_rule, "user:1", 1),
+        Ask(its_rule.with_rates(*map(none_of, its_rule.rates)), "user:1", cost),
+    )
     taking = {first.place: Ahead("", 0, "n1", 4, 2, 3 * SECOND)}
     places.decide(Question([first], ahead=taking), "check", START)
 
