@@ -408,6 +408,23 @@ def test_no_store_differs_in_when_it_is_too_late_to_settle(places: Places, later
     assert places.decide(question, "peek", until + later)[3] == left
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window", "token_bucket"])
+def test_no_store_differs_in_hits_past_a_limit_that_then_admits_nothing(places: Places, algorithm: Any) -> None:
+    """Each hit is forced by itself, so that the state has no more entries than the limit has hits."""
+    rule = Rule.make("r", "3/m", algorithm=algorithm)
+    shut = rule.with_rates("0/m")
+    steps: list[tuple[int, Rule, QuestionMode, int]] = [
+        *((number * SECOND, rule, "force", 1) for number in range(8)),
+        (8 * SECOND, rule, "peek", 1), (9 * SECOND, shut, "peek", 0), (9 * SECOND, shut, "check", 1),
+        (MINUTE + SECOND, rule, "peek", 1), (MINUTE + SECOND, rule, "force", 1), (3 * MINUTE, shut, "check", 0),
+    ]  # fmt: skip
+
+    replies = [places.decide(Question([Ask(of, "user:1", cost)]), mode, START + at) for at, of, mode, cost in steps]
+
+    assert [reply[1] for reply in replies[8:11]] == [REFUSED] * 3
+
+
 LASTING: list[Asked] = [
     Rule.make("sliding", "20/w", daily=True),
     Rule.make("bucket", "20/w", algorithm="token_bucket", daily=True),
