@@ -85,9 +85,7 @@ def test_what_was_asked_stays_known_whatever_is_counted_instead() -> None:
     resolved = under("rate", PLAIN, mode="force")
 
     assert [ask.rule for ask in resolved.asked] == [PLAIN]
-    assert [(ask.rule.block, [str(each.rate) for each in ask.rule.limits]) for ask in resolved.for_store] == [
-        (False, ["7/m"])
-    ]  # fmt: skip
+    assert [ask.rule for ask in resolved.for_store] == [PLAIN.but(block=False).with_rates("7/m")]
 
 
 class TestOutcomes:
