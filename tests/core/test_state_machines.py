@@ -306,6 +306,23 @@ def test_no_store_differs_in_the_moment_in_which_a_value_is_forgotten(places: Pl
 
 
 @pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_values_under_a_limit_that_admits_none_any_more(places: Places) -> None:
+    """Nor in a hit that costs nothing: it has no value, and asks whether there is room."""
+    devices = Rule.make("r", "2/m", distinct=True)
+    shut = devices.with_rates("0/m")
+    steps: list[tuple[Rule, QuestionMode, int, str]] = [
+        (devices, "check", 1, "a1"), (devices, "check", 0, ""), (devices, "check", 1, "b2"), (devices, "check", 0, ""),
+        (devices, "check", 1, "c3"), (shut, "peek", 0, ""), (shut, "check", 1, "a1"), (shut, "check", 1, "c3"),
+    ]  # fmt: skip
+
+    replies = [
+        places.decide(Question([Ask(of, "user:1", cost, value)]), mode, START) for of, mode, cost, value in steps
+    ]
+
+    assert [reply[1] for reply in replies] == [ALLOWED] * 4 + [REFUSED] * 4
+
+
+@pytest.mark.usefixtures("redis_cache")
 def test_no_store_differs_in_a_period_of_which_one_unit_is_used(places: Places) -> None:
     started = next(each for each in RULES if each.name == "started")
 
