@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from datetime import date
 from typing import Any, Literal
 
 import pytest
@@ -306,6 +307,16 @@ def test_no_store_differs_in_the_moment_in_which_a_value_is_forgotten(places: Pl
 
 
 @pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_a_value_that_is_used_while_its_clock_is_back(places: Places) -> None:
+    devices = Rule.make("r", "2/m", distinct=True)
+
+    for at in (0, -30 * SECOND, 40 * SECOND, 40 * SECOND, 90 * SECOND, 200 * SECOND):
+        places.decide(Question([Ask(devices, "user:1", 1, "a1")]), "check", START + at)
+
+    assert places.decide(Question([Ask(devices, "user:1", 0)]), "peek", START + 200 * SECOND)[3] == 1
+
+
+@pytest.mark.usefixtures("redis_cache")
 def test_no_store_differs_in_values_under_a_limit_that_admits_none_any_more(places: Places) -> None:
     """Nor in a hit that costs nothing: it has no value, and asks whether there is room."""
     devices = Rule.make("r", "2/m", distinct=True)
@@ -320,6 +331,34 @@ def test_no_store_differs_in_values_under_a_limit_that_admits_none_any_more(plac
     ]
 
     assert [reply[1] for reply in replies] == [ALLOWED] * 4 + [REFUSED] * 4
+
+
+MOVED: list[tuple[int, int, QuestionMode, int, int]] = [
+    (0, 21, "check", 4, -40), (1, 30, "check", 2, -40), (1, 30, "peek", 1, 40), (2, 21, "force", 9, 0),
+    (2, 21, "check", 1, 0), (3, 21, "refund", 2, 0), (3, 21, "refund", 20, 0), (3, 10, "check", 8, 0),
+    (3, 10, "check", 3, 0), (2, 10, "refund", 1, 0), (2, 10, "check", 1, 0), (20, 21, "peek", 1, 0),
+    (20, 10, "check", 1, 0), (40, 30, "peek", 1, 0), (40, 30, "check", 2, 0), (45, 15, "check", 1, 0),
+    (80, 15, "peek", 1, 0), (80, 15, "check", 1, 0), (180, 21, "refund", 1, 0), (180, 21, "check", 1, 0),
+]  # fmt: skip
+"""The day since the start, the subject's day, the mode, the cost, and by how many days the first guess is off."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("counts", [False, True], ids=["plain", "counted"])
+def test_no_store_differs_while_the_day_of_a_subject_changes(places: Places, counts: bool) -> None:
+    receipts: list[Receipt] = []
+
+    for day, starts, mode, cost, off in MOVED:
+        now, begins = START + day * DAY, date(2025, 11, starts)
+        rule = Rule.make("r", "9/month", algorithm="calendar", starts=begins, count_refused=counts)
+        question = Question([Ask(rule, "user:1", cost)])
+        reply = places.decide(question, mode, now, now + off * DAY)
+        receipts += [question.receipt(reply)] if mode == "check" and reply[1] == ALLOWED else []
+        if day in (20, 40, 180):
+            receipt = receipts.pop(0)._replace(asks=question.asks)
+            places.decide(question.settled(receipt, [0]), "adjust", now)
+
+    assert places.decide(question, "peek", START + 400 * DAY)[3] == 9
 
 
 @pytest.mark.usefixtures("redis_cache")
