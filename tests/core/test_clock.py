@@ -9,6 +9,7 @@ import pytest
 
 from django_quota.core.clock import (
     SECOND,
+    MovableClock,
     elapsed,
     frozen_now,
     in_words,
@@ -61,10 +62,11 @@ def own_clock() -> Iterator[None]:
     use_clock(kept)
 
 
+@pytest.mark.parametrize("moment", [START, 0], ids=["today", "the first moment of 1970"])
 @pytest.mark.parametrize("clock", [frozen_now, now, steady_now])
-def test_freeze_sets_every_clock(clock: Callable[[], int | None]) -> None:
-    with freeze(START):
-        assert clock() == START
+def test_freeze_sets_every_clock(clock: Callable[[], int | None], moment: int) -> None:
+    with freeze(moment):
+        assert clock() == moment
 
 
 @pytest.mark.parametrize("clock", [now, steady_now])
@@ -79,8 +81,8 @@ def test_the_clock_of_the_process_sets_every_clock(clock: Callable[[], int]) -> 
 def test_freeze_takes_precedence_over_the_clock_of_the_process() -> None:
     use_clock(lambda: START)
 
-    with freeze(START + 1):
-        assert now() == START + 1
+    with freeze(0):
+        assert now() == 0
 
 
 @pytest.mark.usefixtures("own_clock")
@@ -96,6 +98,20 @@ def test_a_new_clock_of_the_process_returns_the_one_before_it() -> None:
         return START
 
     assert [use_clock(clock), use_clock(None)] == [None, clock]
+
+
+def test_a_clock_that_was_set_during_a_journey_is_as_early_as_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int | None] = [START, None, START + HOUR]
+    clock = MovableClock(START - DAY)
+    found: list[int | None] = []
+
+    for journey in moved:
+        monkeypatch.setattr("django_quota.core.clock.moved_now", lambda journey=journey: journey)
+        if journey == START:
+            clock.set(START + DAY)
+        found.append(clock())
+
+    assert found == [START + DAY, START - DAY, START + HOUR]
 
 
 def test_the_time_of_the_machine_is_never_frozen(monkeypatch: pytest.MonkeyPatch) -> None:

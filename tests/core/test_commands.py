@@ -15,6 +15,7 @@ from django_quota.engine.operations import command, packed
 from tests.support.inputs import inputs
 from tests.support.questions import START, Question
 from tests.support.random_plans import COSTS, RULES, VALUES
+from tests.support.steps import SECOND
 
 SUBJECTS = ["ip:1.2.3.4", "user:1", "org:%7", "ip:2001:db8::+user:é", "user:" + "x" * 300, "100%s"]
 
@@ -44,6 +45,27 @@ def test_a_hit_without_a_day_in_bytes_has_each_option(more: dict[str, Any]) -> N
     hit = Hit(compiled(Rule.make("r", "5/m")), "quota:1:{user:1}:", "user:1", 1, **more)
 
     assert hit.packed()[2:] == (len(hit.arguments), packed(hit.arguments))
+
+
+def test_keys_under_a_prefix_that_is_not_ascii_have_their_length_in_bytes() -> None:
+    hit = Hit(compiled(Rule.make("r", "5/m; 9/h")), "größe:1:{user:1}:", "user:1", 1)
+
+    assert hit.packed()[:2] == (len(hit.keys), packed(hit.keys))
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
+def test_rules_of_one_name_take_ahead_for_as_long_as_the_shortest_of_them(order: int) -> None:
+    rules = [Rule.make("r", rate, prefetch=True) for rate in ("9/m", "9/s")][::order]
+
+    assert compiling.compiled_together(rules).lease == SECOND // 50
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["in order", "reversed"])
+def test_rules_of_one_name_are_unlimited_only_if_all_of_them_are(order: int) -> None:
+    tiers = Rule.make("r", {"free": "9/m", "staff": None}, tier=lambda _: "free").tiers
+    rules = [tiers["free"], tiers["staff"]][::order]
+
+    assert [CompiledRule(each).is_unlimited for each in (rules, [tiers["staff"]] * 2)] == [False, True]
 
 
 def test_the_costs_for_which_a_rule_keeps_its_arguments_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, check
+from django_quota.core.algorithms.stock import Held
 from django_quota.core.decisions import Concurrency, updated
 from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
@@ -264,6 +265,31 @@ def test_decisions_that_differ_in_one_thing_are_not_equal(changed: str) -> None:
     assert replace(REFUSED, **flags) != REFUSED
 
 
+@pytest.mark.parametrize(
+    "copied", [copy.copy, lambda each: pickle.loads(pickle.dumps(each))], ids=["copied", "pickled"]
+)
+def test_a_copy_of_a_denial_without_the_store_is_of_the_same_rule_and_subject(copied: Any) -> None:
+    found = copied(DENIED)
+
+    assert (found, found.rule, found.subject) == (DENIED, "d", "user:1")
+
+
+def test_denials_by_different_rules_are_not_equal() -> None:
+    assert Decision.without_limit("d", "user:1", allowed=False) != Decision.without_limit("e", "user:1", allowed=False)
+
+
+def test_a_denial_without_the_store_refuses_though_no_limit_did() -> None:
+    assert (DENIED.would_refuse, SOFTLY_DENIED.would_refuse) == (True, True)
+
+
+def test_of_two_decisions_the_one_with_outcomes_speaks_for_both_though_none_of_them_binds() -> None:
+    exempt = Decision.without_limit("exempt", "user:1", outcomes=(outcome("a"),))
+
+    both = [exempt.combined_with(NOTHING), NOTHING.combined_with(exempt)]
+
+    assert [(each.rule, each.binding, each.outcomes) for each in both] == [("exempt", None, exempt.outcomes)] * 2
+
+
 def test_a_decision_is_no_other_thing() -> None:
     assert NOTHING != "nothing"
 
@@ -292,6 +318,7 @@ def test_what_is_used_counts_even_above_the_limit(changed: Any, used: int) -> No
         ("", False, False),
         ("override", False, False),
         ("", True, False),
+        ("banned", True, False),
     ],
 )
 def test_who_is_blocked_or_banned_is_shut_out(why: Any, allowed: bool, is_shut_out: bool) -> None:
@@ -325,6 +352,11 @@ def test_the_outcome_of_a_rule_that_was_not_asked_is_an_error() -> None:
         SEVERAL.of_rule("c")
 
 
+OWING = refused(cost=3, remaining=0, wait=None)._replace(of=Held("credits", 0), over=15)
+OF_A_SHARE = "rule 'r' (10 per minute, of which these requests may fill 2)"
+TOO_DEAR = refused(cost=3, remaining=2, wait=None)._replace(of=Rule.make("r", "10/m", share=0.2).limits[0])
+
+
 @pytest.mark.parametrize(
     ("decision", "sentence"),
     [
@@ -333,8 +365,28 @@ def test_the_outcome_of_a_rule_that_was_not_asked_is_an_error() -> None:
         (Decision.without_limit(degraded=True), "Allowed without a check: the store did not answer."),
         (DENIED, "Rule 'd' refuses, since the store did not answer; try again shortly."),
         (Decision.without_limit(allowed=False), "The store did not answer a call of the view; try again shortly."),
+        (
+            Decision.without_limit("d", allowed=False),
+            "Rule 'd' refuses, since the store did not answer; try again shortly.",
+        ),
+        (Decision.of((OWING,)), "This hit needs 3 of counter 'credits' of user:1; 15 are owed."),
+        (Decision.of((OWING._replace(over=0),)), "This hit needs 3 of counter 'credits' of user:1; 0 are left."),
+        (
+            Decision.of((TOO_DEAR,)),
+            f"A cost of 3 is more than {OF_A_SHARE} ever admits for user:1; waiting does not help.",
+        ),
     ],
-    ids=["allowed", "no limit", "allowed without the store", "denied without the store", "denied in the view"],
+    ids=[
+        "allowed",
+        "no limit",
+        "allowed without the store",
+        "denied without the store",
+        "denied in the view",
+        "denied without the store and for nobody",
+        "a counter that owes",
+        "an empty counter",
+        "more than a share",
+    ],
 )
 def test_a_decision_explains_itself(decision: Decision, sentence: str) -> None:
     """What refusals say is in `tests/api/test_refusal_sentences.py`."""

@@ -39,7 +39,7 @@ DICTS = [{"path": "/a/", "host": "one.example"}, {"path": "/b/", "host": "two.ex
         ("/api/", [Place("/api/"), Place("/api/search")], [Place("/api"), Place("/apis/"), Place("/v1/api/")]),
         ("/api", [Place("/api"), Place("/api/search")], [Place("/apikeys"), Place("/v1/api")]),
         ("/files/*.zip", [Place("/files/a.zip")], [Place("/files/a/b.zip"), Place("/files/a.zip/more")]),
-        ("/files/**.zip", [Place("/files/a/b.zip")], [Place("/files/a/b.zi")]),
+        ("/files/**.zip", [Place("/files/a/b.zip"), Place("/files/a\n/b\n.zip")], [Place("/files/a/b.zi")]),
         ("/**/admin/", [Place("/de/x/admin/")], [Place("/admin/")]),
         ("/a/**/b/**/b/", [Place("/a/1/b/2/b/"), Place("/a/b/b/1/b/b/")], [Place("/a/1/b/"), Place("/a/b/1/b/")]),
         ("/a/**/b/**/c/", [Place("/a/1/b/2/c/")], [Place("/a/1/c/2/b/"), Place("/a/1/c/"), Place("/a/1/b/c/")]),
@@ -63,6 +63,7 @@ DICTS = [{"path": "/a/", "host": "one.example"}, {"path": "/b/", "host": "two.ex
         ("host:*.example.com", [Place(host="a.b.example.com")], [Place(host="xexample.com")]),
         # Of a list one is enough.
         (ANY, [Place("/api/x"), Place("/x", "shop:buy"), Place("/x", host="api.example.com")], [Place("/x", "blog")]),
+        (frozenset({"/a/"}), [Place("/a/x")], [Place("/b/")]),
         # Each kind of a dict must fit by one of its strings.
         (EVERY_KIND, [Place("/v2/x", host="a.example.com")], [Place("/v2/x"), Place("/x", host="a.example.com")]),
         (DICTS, [Place("/b/", host="two.example")], [Place("/a/", host="two.example")]),

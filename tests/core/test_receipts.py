@@ -1,12 +1,13 @@
 """Receipts of hits, and how they are settled: what is counted together with what was taken later for the same work."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from django_quota import Rule
 from django_quota.core.clock import DAY
-from django_quota.core.overrides import OverrideTable
+from django_quota.core.overrides import Override, OverrideTable
 from django_quota.engine.asks import Ask, Place
 from django_quota.engine.hits import DayKey
 from django_quota.engine.receipts import Receipt, Settlement, Taken
@@ -144,3 +145,58 @@ def test_a_hit_needs_a_key_of_its_own_only_for_another_day_than_that_of_its_firs
         DayKey.of("quota:1:{user:1}:", START, scope.zone()),
         DayKey.of("quota:1:{user:1}:", START + DAY, scope.zone()).key,
     ]
+
+
+EXEMPT = OverrideTable([Override(1, USER, "*", "exempt")])
+BY_DAY = Receipt.new([Ask(API, USER, 3)], {OF_API: Taken(START, {})}, START)
+
+
+@pytest.mark.parametrize(
+    ("taken", "names"),
+    [
+        pytest.param(receipt(3, START), ["api"], id="by a limit"),
+        pytest.param(BY_DAY, [], id="by the day alone"),
+        pytest.param(BY_DAY.extended(receipt(4, START)), ["api"], id="by a limit later"),
+        pytest.param(NOTHING, [], id="by nothing"),
+    ],
+)
+def test_the_store_settles_for_an_exempt_subject_what_was_counted(taken: Receipt, names: list[str]) -> None:
+    resolved = Settlement.undone(taken, is_refused=False).resolve(EXEMPT, START, counters_only=False)
+
+    assert [ask.rule.name for ask in resolved.for_store] == names
+
+
+def places(then: Rule, now: Rule, *, is_undone: bool = False) -> Sequence[bool]:
+    """Return which limits of a rule give back what it took: `then` and `now` are the rule at both times."""
+    before, hits = (hits_of([Ask(each, USER, 3)], Scope("quota"), START) for each in (then, now))
+    taken = Taken(START, {limit.key: limit.limit.encoded for limit in before[0].limits})
+    settlement = Settlement(
+        Receipt.new([Ask(now, USER, 3)], {before[0].place: taken}, START), {before[0].place: 0}, is_undone
+    )
+    (adjustment,) = settlement.mode(hits, Scope("quota")).of_hits
+    assert adjustment is not None
+    return adjustment.portions[0].places
+
+
+COUNTING = Rule.make("r", "5/m; 9/h", count_refused=True)
+BUCKET = Rule.make("r", "5/m", algorithm="token_bucket")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "is_undone", "gives_back"),
+    [
+        pytest.param(COUNTING, COUNTING, False, [True, True], id="that counts refusals, when it is settled"),
+        pytest.param(COUNTING, COUNTING, True, [False, False], id="that counts refusals, when it is refused after all"),
+        pytest.param(COUNTING.but(shadow=True), COUNTING.but(shadow=True), True, [True, True], id="of a shadow"),
+        pytest.param(
+            COUNTING.but(block=False), COUNTING.but(block=False), True, [True, True], id="that does not block"
+        ),
+        pytest.param(API, API, True, [True], id="that counts no refusals"),
+        pytest.param(API, API.but(rates=("9/m",)), False, [True], id="of another rate"),
+        pytest.param(API, API.but(rates=("50/m", "900/h")), False, [True, False], id="that was not there"),
+        pytest.param(BUCKET, BUCKET, False, [True], id="of a bucket"),
+        pytest.param(BUCKET, BUCKET.but(rates=("9/m",)), False, [False], id="of a bucket that refills faster"),
+    ],
+)
+def test_units_go_back_to_a_limit(then: Rule, now: Rule, is_undone: bool, gives_back: list[bool]) -> None:
+    assert places(then, now, is_undone=is_undone) == gives_back

@@ -16,7 +16,7 @@ from django_quota.exceptions import RuleError
 from tests.support.steps import MINUTE, START
 
 USER = "user:1"
-PLAIN = Rule.make("plain", "5/m; 9/h")
+PLAIN, NAMESAKE = Rule.make("plain", "5/m; 9/h"), Rule.make("plain", "99/d")
 SHADOW, ASIDE = Rule.make("shadow", "5/m", shadow=True), Rule.make("aside", "5/m", block=False)
 UNLIMITED = Rule.make("unlimited", {"free": "5/m", "staff": None}, tier=lambda _: "staff").tiers["staff"]
 CREDITS = counter("credits").as_take
@@ -71,6 +71,23 @@ def test_only_another_rate_is_shown_as_an_override() -> None:
     assert [under(mode, PLAIN).overridden for mode in ("rate", "shadow")] == [{Place("plain", USER)}, set()]
 
 
+@pytest.mark.parametrize("in_database", [False, True], ids=["the first store", "the database"])
+def test_each_store_knows_whose_rate_is_another_one(in_database: bool) -> None:
+    asked = PLAIN.but(store="database") if in_database else PLAIN
+
+    part = under("rate", asked, SHADOW.but(store=None if in_database else "database")).part(in_database=in_database)
+
+    assert [ask.place for ask in part.for_store] == [Place("plain", USER)]
+    assert Place("plain", USER) in part.overridden
+
+
+def test_what_was_asked_stays_known_whatever_is_counted_instead() -> None:
+    resolved = under("rate", PLAIN, mode="force")
+
+    assert [ask.rule for ask in resolved.asked] == [PLAIN]
+    assert [ask.rule for ask in resolved.for_store] == [PLAIN.but(block=False).with_rates("7/m")]
+
+
 class TestOutcomes:
     def test_an_exempt_subject_has_all_of_each_limit(self) -> None:
         decision = under("exempt", PLAIN).decision_by_overrides()
@@ -102,7 +119,15 @@ class TestOutcomes:
     def test_an_exemption_from_no_limit_decides_nothing(self) -> None:
         resolved = under("exempt", UNLIMITED)
 
-        assert (resolved.decided_by_overrides(), resolved.decision_by_overrides().outcomes) == ([], ())
+        assert (resolved.decided_by_overrides(), resolved.decision_by_overrides()) == ([], resolved.unlimited())
+
+    def test_a_block_decides_though_the_subject_has_no_limit(self) -> None:
+        assert [each.ask.rule for each in under("blocked", UNLIMITED).decided_by_overrides()] == [UNLIMITED]
+
+    def test_rules_of_one_name_have_the_outcomes_of_all_their_limits(self) -> None:
+        decision = under("blocked", PLAIN, NAMESAKE).decision_by_overrides()
+
+        assert [each.limit for each in decision.outcomes] == [5, 9, 99]
 
     def test_a_rule_that_is_asked_twice_has_one_outcome_for_each_limit(self) -> None:
         resolved = under("blocked", PLAIN, PLAIN)
@@ -168,7 +193,6 @@ class TestWithoutAStore:
 
 
 SCOPE = Scope("site", database_prefix="shared")
-NAMESAKE = Rule.make("plain", "99/d")
 
 
 class TestHits:

@@ -159,6 +159,15 @@ def test_a_tier_without_a_limit_counts_nothing_where_counts_could_not_be_kept(op
     assert rule.tiers["pro"].counting == ()
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_tier_may_have_several_rates_in_a_list_or_a_tuple(kind: Callable[[Any], Any]) -> None:
+    rule = Rule.make("r", {"anonymous": kind(["1/s", "9/h"]), "authenticated": kind([None])})
+
+    assert {name: [str(rate) for rate in tier.rates] for name, tier in rule.tiers.items()} == {
+        "anonymous": ["1/s", "9/h"], "authenticated": [],
+    }  # fmt: skip
+
+
 def test_a_rule_without_rates_by_tier_has_no_tiers() -> None:
     assert (Rule.make("r", "10/m").tiers, Rule.make("r", None).tiers) == ({}, {})
 

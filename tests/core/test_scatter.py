@@ -25,7 +25,7 @@ from django_quota.engine.events import AppendEvents, EventLog
 from django_quota.engine.hits import Ahead
 from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.receipts import Receipt
-from django_quota.engine.scatter import scatter
+from django_quota.engine.scatter import scatter, write_events
 from django_quota.engine.state_copies import ReadStates
 from django_quota.engine.system_operations import Sweep
 from django_quota.exceptions import StoreUnavailable
@@ -34,7 +34,7 @@ from django_quota.features.counters.operations import AddGrant
 from tests.core.test_bounds import CASES, GAPS, most_in_a_window
 from tests.support.inputs import inputs
 from tests.support.questions import Question, QuestionMode, driven
-from tests.support.random_plans import CREDITS, STEPS, home, in_order
+from tests.support.random_plans import CREDITS, LEASED, STEPS, home, in_order
 from tests.support.specifications import specify
 from tests.support.steps import MINUTE, SECOND, START
 
@@ -331,6 +331,33 @@ def test_what_was_drawn_of_grants_is_reported_only_if_it_stays_taken(other: Rule
 
     flags = Reply.decode(reply, question.hits_at(START)).flags
     assert [value for _, flag, value in flags if flag == Flag.DRAWN] == drawn
+
+
+@pytest.mark.parametrize("taken", [CREDITS, LEASED[0]], ids=["for good", "for a lease"])
+def test_units_that_a_refused_request_drew_of_a_grant_go_back_to_it(taken: Any) -> None:
+    asks, places = [Ask(taken, "ip:1", 3, "n1" if taken in LEASED else ""), Ask(SHUT, "ip:2", 1)], Apart()
+    hit = Question(asks).hits[0]
+    keys = (hit.limits[0].key, *hit.grants_keys)
+    grant = AddGrant((*keys, f"{hit.base}granted:{hit.field}:order-17"), 9, 400 * MINUTE, MINUTE, "order-17")
+    places.one(grant, START)
+    held = places.live(START)
+
+    assert driven(places.run, Question(asks, with_events=False), "check", START)[1] == REFUSED
+
+    assert places.live(START) == held
+
+
+def test_a_rule_that_let_pass_stays_refused_after_the_others_were_undone() -> None:
+    aside = Rule.make("aside", "5/m", block=False)
+    asks = [Ask(aside, "ip:1", 6), Ask(FIVE, "ip:1", 1), Ask(SHUT, "ip:2", 1)]
+
+    reply = driven(Apart().run, Question(asks, with_events=False), "check", START)
+
+    assert [reply[2 + place * PER_LIMIT : 4 + place * PER_LIMIT] for place in range(3)] == [[0, 5], [1, 5], [0, 0]]
+
+
+def test_no_events_are_not_written() -> None:
+    assert list(write_events(EventLog(("events", "bans"), 9, MINUTE), [])) == []
 
 
 @pytest.mark.parametrize(("other", "is_taken"), [("ip:1", True), ("ip:2", False)], ids=["one slot", "two slots"])

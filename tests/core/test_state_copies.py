@@ -70,6 +70,17 @@ def test_what_redis_was_given_is_read_back(part: str, value: Any, places: Places
     assert read.expires >= ENDS - SLACK
 
 
+@pytest.mark.parametrize("kind", ["status", "day", "counter", "lease of units", "settled", "message"])
+def test_a_copy_lives_hardly_longer_than_what_was_copied(kind: str, places: Places) -> None:
+    part, value = OF_EACH_KIND[kind]
+    key = f"quota:1:{{user:1}}:{part}"
+    places.in_redis(WriteStates({key: StateCopy(value, ENDS)}), START)
+
+    (read,) = places.in_redis(ReadStates([key]), START)
+
+    assert read.expires <= ENDS + 2_000
+
+
 def test_each_kind_of_key_is_tried() -> None:
     tried = {part.partition(":")[0] for part, _ in OF_EACH_KIND.values()}
     assert tried == KEY_KINDS.keys() - {"u"}  # which cannot be read back
@@ -129,6 +140,14 @@ def test_a_copy_is_written_unless_it_has_expired_or_its_key_is_taken(
 
     assert places.run(WriteStates({key: StateCopy(5, expires)}), START) == [reply]
     assert places.states.get(key, START) == found
+
+
+def test_a_copy_replaces_what_has_expired() -> None:
+    key, states = "quota:1:{user:1}:c:credits", DictStates()
+    states.put(key, 7, START)
+
+    assert WriteStates({key: StateCopy(5, START + 1)}).run(states, START) == [1]
+    assert states.kept == {key: (5, START + 1)}
 
 
 def test_different_values_are_written_as_they_were_counted(places: Places) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from datetime import date
 from typing import Any, Literal
 
 import pytest
@@ -17,9 +18,10 @@ from django_quota.core.algorithms.stock import MAX_INT64, MIN_INT64, Credit, Tot
 from django_quota.core.algorithms.token_bucket import Bucket, TokenBucket
 from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import field, status_key
+from django_quota.core.rates import Rate
 from django_quota.engine import system_operations as site
 from django_quota.engine.asks import Ask, Asked, Place
-from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Mode
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Flag, Mode, Reply
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import NO_LOG, RecordHits
 from django_quota.engine.hits import Ahead, Hit
@@ -305,11 +307,178 @@ def test_no_store_differs_in_the_moment_in_which_a_value_is_forgotten(places: Pl
 
 
 @pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_a_value_that_is_used_while_its_clock_is_back(places: Places) -> None:
+    devices = Rule.make("r", "2/m", distinct=True)
+
+    for at in (0, -30 * SECOND, 40 * SECOND, 40 * SECOND, 90 * SECOND, 200 * SECOND):
+        places.decide(Question([Ask(devices, "user:1", 1, "a1")]), "check", START + at)
+
+    assert places.decide(Question([Ask(devices, "user:1", 0)]), "peek", START + 200 * SECOND)[3] == 1
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_values_under_a_limit_that_admits_none_any_more(places: Places) -> None:
+    """Nor in a hit that costs nothing: it has no value, and asks whether there is room."""
+    devices = Rule.make("r", "2/m", distinct=True)
+    shut = devices.with_rates("0/m")
+    steps: list[tuple[Rule, QuestionMode, int, str]] = [
+        (devices, "check", 1, "a1"), (devices, "check", 0, ""), (devices, "check", 1, "b2"), (devices, "check", 0, ""),
+        (devices, "check", 1, "c3"), (shut, "peek", 0, ""), (shut, "check", 1, "a1"), (shut, "check", 1, "c3"),
+    ]  # fmt: skip
+
+    replies = [
+        places.decide(Question([Ask(of, "user:1", cost, value)]), mode, START) for of, mode, cost, value in steps
+    ]
+
+    assert [reply[1] for reply in replies] == [ALLOWED] * 4 + [REFUSED] * 4
+
+
+MOVED: list[tuple[int, int, QuestionMode, int, int]] = [
+    (0, 21, "check", 4, -40), (1, 30, "check", 2, -40), (1, 30, "peek", 1, 40), (2, 21, "force", 9, 0),
+    (2, 21, "check", 1, 0), (3, 21, "refund", 2, 0), (3, 21, "refund", 20, 0), (3, 10, "check", 8, 0),
+    (3, 10, "check", 3, 0), (2, 10, "refund", 1, 0), (2, 10, "check", 1, 0), (20, 21, "peek", 1, 0),
+    (20, 10, "check", 1, 0), (40, 30, "peek", 1, 0), (40, 30, "check", 2, 0), (45, 15, "check", 1, 0),
+    (80, 15, "peek", 1, 0), (80, 15, "check", 1, 0), (180, 21, "refund", 1, 0), (180, 21, "check", 1, 0),
+]  # fmt: skip
+"""The day since the start, the subject's day, the mode, the cost, and by how many days the first guess is off."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("counts", [False, True], ids=["plain", "counted"])
+def test_no_store_differs_while_the_day_of_a_subject_changes(places: Places, counts: bool) -> None:
+    receipts: list[Receipt] = []
+
+    for day, starts, mode, cost, off in MOVED:
+        now, begins = START + day * DAY, date(2025, 11, starts)
+        rule = Rule.make("r", "9/month", algorithm="calendar", starts=begins, count_refused=counts)
+        question = Question([Ask(rule, "user:1", cost)])
+        reply = places.decide(question, mode, now, now + off * DAY)
+        receipts += [question.receipt(reply)] if mode == "check" and reply[1] == ALLOWED else []
+        if day in (20, 40, 180):
+            receipt = receipts.pop(0)._replace(asks=question.asks)
+            places.decide(question.settled(receipt, [0]), "adjust", now)
+
+    assert places.decide(question, "peek", START + 400 * DAY)[3] == 9
+
+
+@pytest.mark.usefixtures("redis_cache")
 def test_no_store_differs_in_a_period_of_which_one_unit_is_used(places: Places) -> None:
     started = next(each for each in RULES if each.name == "started")
 
     for mode in ("check", "peek", "refund", "peek"):
         places.decide(Question([Ask(started, "user:1", 1)]), mode, START)
+
+
+BY_SHARES = Rule.make("near", "10/m", warn_at=[0.5, 1.0])
+OF_5, OF_10 = (Rule.make("near", rate, algorithm="fixed_window", warn_at=0.8) for rate in ("5/m", "10/m"))
+NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]]] = {
+    "a share that an estimate has just reached": (
+        [(0, BY_SHARES, "check", 5, True), (0, BY_SHARES, "check", 1, False)], [],
+    ),
+    "a share that is reached again when the window ends": (
+        [(0, OF_5, "check", 4, False), (MINUTE, OF_5, "check", 4, False)], [800, 800],
+    ),
+    "a share of another capacity": (
+        [(0, OF_5, "check", 4, False), (0, OF_10, "check", 4, False)], [800, 800],
+    ),
+    "a share of the same capacity": (
+        [(0, OF_5, "check", 4, False), (0, OF_5, "check", 1, False)], [800],
+    ),
+    "a share that a forced estimate reaches": ([(0, BY_SHARES, "force", 5, True)], []),
+    "a share of a limit that admits nothing": (
+        [(0, Rule.make("near", "0/m; 5/h", warn_at=1.0), "force", 1, False)], [],
+    ),
+    "two shares at once": ([(0, BY_SHARES, "check", 10, False)], [1000]),
+}  # fmt: skip
+"""Steps (how much time passes first, the rule, the mode, the cost, is that an estimate), and what is reported."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("steps", "shares"), NEAR.values(), ids=NEAR)
+def test_no_store_differs_in_whether_it_reports(places: Places, steps: list[Any], shares: list[int]) -> None:
+    now, flags = START, list[Any]()
+
+    for gap, asked, mode, cost, is_estimate in steps:
+        now += gap
+        question = Question([Ask(asked, "user:1", cost, "", is_estimate)])
+        flags += Reply.decode(places.decide(question, mode, now), question.hits_at(now)).flags
+
+    assert [flag.value for flag in flags if flag.flag == Flag.NEAR_EMITTED] == shares
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_bans_that_follow_each_other(places: Places) -> None:
+    """Each is longer than the one before it, as far as the list goes, until the last one is forgotten."""
+    question = Question([Ask(Rule.make("r", "1/d", ban={"after": "1/m", "for": ["20s", "1m"]}), "user:1", 1)])
+    now, spans, levels = START, list[int](), list[int]()
+
+    for gap in (0, 1, 20, 60, 119, 120):
+        now += gap * SECOND
+        flags = Reply.decode(places.decide(question, "check", now), question.hits).flags
+        spans += [flag.value - now for flag in flags if flag.flag == Flag.BANNED]
+        levels += [flag.value for flag in flags if flag.flag == Flag.BAN_LEVEL]
+
+    assert (spans, levels) == ([20 * SECOND, *[MINUTE] * 3, 20 * SECOND], [1, 2, 3, 4, 1])
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window", "token_bucket"])
+def test_no_store_counts_more_under_a_limit_that_admits_nothing_any_more(places: Places, algorithm: Any) -> None:
+    """An override came in between: the hit took something, and used more of it."""
+    rule = Rule.make("r", "5/m", algorithm=algorithm)
+    receipt = Question([Ask(rule, "user:1", 2)]).receipt(
+        places.decide(Question([Ask(rule, "user:1", 2)]), "check", START)
+    )
+    shut = receipt._replace(asks=[Ask(rule.with_rates("0/m"), "user:1", 2)])
+
+    places.decide(Question(shut.asks).settled(shut, [4]), "adjust", START)
+
+    assert places.decide(Question(receipt.asks), "peek", START)[3] == 3
+
+
+ROOM_LEFT = [("5/h", 5), ("5/h; 9/d", 4)]
+"""The rule when the hit is settled again, and what its first limit has left: by the first answer, or now."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("rates", "left"), ROOM_LEFT, ids=["the same limits", "one limit more"])
+def test_no_store_differs_in_the_answer_to_a_hit_that_is_settled_again(places: Places, rates: str, left: int) -> None:
+    question, until = Question([Ask(Rule.make("r", "5/h"), "user:1", 2)]), START + MINUTE
+    receipt = question.receipt(places.decide(question, "check", START))
+    places.decide(question.settled(receipt, until=until), "adjust", START + 1)
+    places.decide(Question([Ask(Rule.make("r", "5/h"), "user:1", 1)]), "check", START + 2)
+
+    again = receipt._replace(asks=[Ask(Rule.make("r", rates), "user:1", 2)])
+
+    assert places.decide(question.settled(again, until=until), "adjust", START + 3)[3] == left
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("later", "left"), [(-1, 5), (0, 3), (1, 3)], ids=["in time", "at the end", "too late"])
+def test_no_store_differs_in_when_it_is_too_late_to_settle(places: Places, later: int, left: int) -> None:
+    question, until = Question([Ask(Rule.make("r", "5/h"), "user:1", 2)]), START + MINUTE
+    receipt = question.receipt(places.decide(question, "check", START))
+
+    places.decide(question.settled(receipt, until=until), "adjust", until + later)
+
+    assert places.decide(question, "peek", until + later)[3] == left
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window", "token_bucket"])
+def test_no_store_differs_in_hits_past_a_limit_that_then_admits_nothing(places: Places, algorithm: Any) -> None:
+    """Each hit is forced by itself, so that the state has no more entries than the limit has hits."""
+    rule = Rule.make("r", "3/m", algorithm=algorithm)
+    shut = rule.with_rates("0/m")
+    steps: list[tuple[int, Rule, QuestionMode, int]] = [
+        *((number * SECOND, rule, "force", 1) for number in range(8)),
+        (8 * SECOND, rule, "peek", 1), (9 * SECOND, shut, "peek", 0), (9 * SECOND, shut, "check", 1),
+        (MINUTE + SECOND, rule, "peek", 1), (MINUTE + SECOND, rule, "force", 1), (3 * MINUTE, shut, "check", 0),
+    ]  # fmt: skip
+
+    replies = [places.decide(Question([Ask(of, "user:1", cost)]), mode, START + at) for at, of, mode, cost in steps]
+
+    assert [reply[1] for reply in replies[8:11]] == [REFUSED] * 3
 
 
 LASTING: list[Asked] = [
@@ -373,17 +542,37 @@ def test_no_store_differs_in_which_units_that_expire_come_back(places: Places, a
 
 
 TEAMS = Rule.make("teams", {"free": "6/m", "team": "8/m"}, tier=lambda _: "team", daily=True)
-SEVERAL = [
-    [PLANS.tiers["pro"], TEAMS.tiers["team"]],
-    [next(each for each in RULES if each.name == "shares"), PLANS.tiers["free"], TEAMS.tiers["free"]],
-]
+
+
+def named(*names: str) -> list[Asked]:
+    return [next(each for each in RULES if each.name == name) for name in names]
+
+
+SEVERAL: dict[str, list[Asked]] = {
+    "two tiers": [PLANS.tiers["pro"], TEAMS.tiers["team"]],
+    "shares and tiers": [*named("shares"), PLANS.tiers["free"], TEAMS.tiers["free"]],
+    "counted refusals": named("banning", "shadow-counted", "aside-counted"),
+    "several that decide alone": named("aside", "fixed", "shadow", "aside-counted", "leaky"),
+    "each algorithm": named("slices", "fixed-counted", "calendar", "started", "burst-counted", "leaky", "devices"),
+}
 
 
 @pytest.mark.usefixtures("redis_cache")
-@pytest.mark.parametrize("its_rules", SEVERAL, ids=["two tiers", "shares and tiers"])
+@pytest.mark.parametrize("its_rules", SEVERAL.values(), ids=SEVERAL)
 def test_no_store_differs_under_several_rules_at_once(places: Places, its_rules: list[Asked]) -> None:
     """A fast decision notes the tier of each."""
     do_all(places, its_rules, EACH, START, with_events=False)
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_how_long_a_banned_hit_waits_that_had_room(places: Places) -> None:
+    """Only the ban keeps it waiting, not the delay that it would have in the queue."""
+    queue = Rule.make("queue", "12/m", algorithm="leaky_bucket", ban={"after": "1/m", "for": "1s"})
+
+    replies = [places.decide(Question([Ask(queue, "user:1", cost)]), "check", START) for cost in (8, 9, 1)]
+
+    waits = [Reply.decode(reply, Question([Ask(queue, "user:1", 1)]).hits).hits[0][0].retry_after for reply in replies]
+    assert waits == [0, 25 * SECOND, SECOND]
 
 
 def banned(seconds: int) -> Operation:
@@ -776,6 +965,11 @@ ONE_AFTER_ANOTHER: list[tuple[int, Literal["check", "force", "peek", "refund", "
     (-SECOND, "check", 9, 0, 9, 0), (60 * MINUTE, "check", 1, 4, 9, 0), (25 * 60 * MINUTE, "check", 1, 4, 0, 4),
     (3 * 60 * MINUTE, "check", 1, 4, 9, 0), (SECOND, "reset", 0, 0, 9, 0), (SECOND, "check", 1, 0, -1, 2),
     (57 * SECOND, "check", 1, 4, 9, 0),
+    (0, "peek", 99, 0, 9, 0), (0, "check", 99, 0, 9, 0), (0, "peek", 1, 0, -1, 2),
+    (0, "reset", 0, 0, 9, 0), (0, "check", 1, 4, 9, 0), (0, "refund", 1, 0, 9, 0), (5 * SECOND, "check", 1, 0, 9, 0),
+    (0, "reset", 0, 0, 9, 0), (0, "check", 1, 4, 9, 0), (61 * SECOND, "peek", 1, 0, 9, 0), (0, "check", 1, 0, 9, 0),
+    (0, "reset", 0, 0, 9, 0), (0, "check", 1, 1, 9, 0), (20 * SECOND, "peek", 1, 0, 9, 0), (0, "check", 99, 0, 9, 0),
+    (0, "reset", 0, 0, 9, 0), (0, "check", 1, 4, 9, 0), (SECOND, "check", 99, 0, -1, 0), (0, "check", 1, 0, 9, 0),
 ]  # fmt: skip
 """How much time passes first, the mode, the cost, the wish, which share is returned, and what was spent of it."""
 
@@ -799,6 +993,30 @@ def test_stores_never_differ_in_what_is_taken_ahead_one_after_the_other(places: 
         question = Question([ask], ahead={ask.place: ahead})
         reply = places.decide(question, mode, now)
         shares += question.granted(reply).values() if mode == "check" else ()
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("mode", "cost"), [("peek", 0), ("check", 1), ("force", 1)], ids=["peek", "check", "force"])
+@pytest.mark.parametrize("its_rule", AHEAD, ids=[each.name for each in AHEAD])
+def test_stores_never_differ_in_what_is_returned_to_a_limit_that_admits_nothing_any_more(
+    places: Places, its_rule: Any, mode: QuestionMode, cost: int
+) -> None:
+    """An override came in between: what was spent of the share is not counted, and the share is gone."""
+    first, second = (
+        Ask(its_rule, "user:1", 1),
+        Ask(its_rule.with_rates(*map(none_of, its_rule.rates)), "user:1", cost),
+    )
+    taking = {first.place: Ahead("", 0, "n1", 4, 2, 3 * SECOND)}
+    places.decide(Question([first], ahead=taking), "check", START)
+
+    returning = {second.place: Ahead("n1", 2, "n2", 0, 2, 3 * SECOND)}
+    reply = places.decide(Question([second], ahead=returning), mode, START + SECOND)
+
+    assert reply[2] == 0
+
+
+def none_of(rate: Rate) -> str:
+    return f"0/{rate.window}"
 
 
 @pytest.mark.thorough("slow")

@@ -19,7 +19,7 @@ return function(hits)
         if limit.capacity > 0 then force_limit(hit, limit) end
       end
       if hit.day_key then count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier) end
-      if emits and hit.warn > 0 and not hit.quiet and not hit.status then need('near')(hit, hit.cost) end
+      if emits and hit.warn > 0 and not hit.status then need('near')(hit, hit.cost) end
     end
   end
 end

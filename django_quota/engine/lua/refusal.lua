@@ -4,7 +4,7 @@
 -- ARGV   as decide
 -- reply  a function; it replies nothing, and adds flags
 return function(hit)
-  local group_refused = refused and refused[hit.group]
+  local group_refused = refused[hit.group]
   -- A flood emits one event a second: its other refusals do not need the modules that emit.
   local emits_event = emits and not hit.quiet and hit.refused
     and tonumber(redis.call('HGET', hit.status_key, 'e:' .. hit.rule) or 0) <= now
@@ -18,11 +18,6 @@ return function(hit)
       limit.algorithm.follow_clock(limit)
     end
   end
-  local passed = not group_refused and not (refused and refused[0])
-  if hit.day_key and hit.refused then
-    count_day(hit.day_key, hit.rule, ':r', 1, hit.tier)
-  elseif hit.day_key and passed then
-    count_day(hit.day_key, hit.rule, ':a', hit.cost, hit.tier)
-  end
+  if hit.day_key and hit.refused then count_day(hit.day_key, hit.rule, ':r', 1, hit.tier) end
   if hit.refused and (hit.refusals or emits_event) then need('events').emit_refused(hit, emits_event) end
 end
