@@ -182,6 +182,7 @@ class TestList:
             pytest.param(" user:42 ", ["user:42"], id="with spaces"),
             pytest.param("sear", ["ip:2001:db8::/64"], id="the beginning of a rule"),
             pytest.param("2001:DB8::77", ["ip:2001:db8::/64"], id="another address of the same client"),
+            pytest.param("ip:2001:DB8:0::77", ["ip:2001:db8::/64"], id="an address with its kind in another spelling"),
             pytest.param("198.51.100.77/24", ["ip:198.51.100.0/24"], id="a network in another spelling"),
             pytest.param("ip:198.51.100.0/24", ["ip:198.51.100.0/24"], id="a network with its kind"),
             pytest.param(f"{'y' * 200}n", ["ip:198.51.100.0/24"], id="two hundred characters"),

@@ -245,6 +245,15 @@ def test_a_view_that_is_called_without_a_url_is_logged_by_the_path(caplog: pytes
     ]
 
 
+@both
+def test_a_rule_that_waits_limits_a_request_beside_one_that_only_reports(kind: str, settings: Any) -> None:
+    late = quota("1/m", key="user", name=f"late-{next(numbers)}")(TokenView.as_view(decides=False))
+    soft = quota("0/m", key="ip", name="soft", block=False)(late)
+    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("late/", soft)]})
+
+    assert statuses(kind, "late", "1", "1", "2") == [200, 429, 200]
+
+
 def test_a_refusal_after_the_view_closes_the_response_that_it_replaces() -> None:
     file = BytesIO(b"all")
 

@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_quota import (
+    Rule,
     acheck,
     check,
     check_all,
@@ -183,6 +184,16 @@ def test_a_refund_gives_back_what_the_period_has() -> None:
 
 @pytest.mark.parametrize("rule", ["tokens", "seats"], ids=["one rate", "tiers"])
 def test_a_saved_reservation_is_settled_in_its_period(rule: str) -> None:
+    saved = reserve(rule, "user:7", 8).dumps()
+
+    Reservation.loads(saved).settle(2)
+
+    assert peek(rule, "user:7").remaining == 8
+    assert ends(peek(rule, "user:7").outcomes[0].reset_after) == ENDS
+
+
+def test_a_saved_reservation_of_a_rule_in_code_is_settled_in_its_period() -> None:
+    rule = Rule.make("own", "10/month", algorithm="calendar", starts=date(2025, 11, 15))
     saved = reserve(rule, "user:7", 8).dumps()
 
     Reservation.loads(saved).settle(2)

@@ -265,6 +265,12 @@ def test_the_demand_of_two_rules_of_one_name_has_the_limits_of_both() -> None:
         ),
         pytest.param({"rate": "150/10s", "cost": 40}, [0] * 5, 200, id="cost"),
         pytest.param({"rate": "5/10s", "share": 0.5}, [0] * 3, 6, id="a share"),
+        pytest.param(
+            {"rate": "5/h", "algorithm": "calendar"},
+            [0, 7_200, 7_201, 7_202],
+            3,
+            id="an hour that is fuller than one before",
+        ),
     ],
 )
 def test_the_tightest_count_depends_on_the_options_of_the_rule(

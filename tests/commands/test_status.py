@@ -122,6 +122,15 @@ class TestLimits:
 
         assert shown.splitlines() == [SUBJECT, *lines]
 
+    def test_a_rate_can_be_named_in_another_spelling(self) -> None:
+        for _ in range(2):
+            check("1/m", SUBJECT)
+
+        shown = run("quota_status", SUBJECT, "--rule", "1 per minute", "--json")
+
+        assert [(limit["rule"], limit["used"]) for limit in shown["limits"]] == [("1/m", 1)]
+        assert [event["rule"] for event in shown["refused"]] == ["1/m"]
+
     def test_several_rules_can_be_named(self) -> None:
         shown = run("quota_status", SUBJECT, "--rule", "search", "--rule", "viewed", "--json")
 

@@ -1,5 +1,6 @@
 """What a store may know of an operation before it runs it, and of its reply."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from django_quota.engine.codec import Adjust
 from django_quota.engine.counter_totals import read_total
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import AppendEvents, EventLog, ReadEvents, RecordHits
-from django_quota.engine.operations import DictStates, Operation, keep, text
+from django_quota.engine.operations import DictStates, Operation, keep, lua_source, text
 from django_quota.engine.state_copies import ReadStates, WriteStates
 from django_quota.engine.system_operations import AddMetrics, MetricsKeys, RegisterWorker, Sweep
 from django_quota.features.counters import operations as counters
@@ -74,6 +75,15 @@ OPERATIONS: dict[str, Operation] = {
 
 def those_that(name: str) -> set[str]:
     return {of for of, operation in OPERATIONS.items() if getattr(operation, name)}
+
+
+def test_a_process_keeps_its_scripts_though_another_version_is_installed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = lua_source("near")
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "return 'another version'")
+
+    assert lua_source("near") == before
 
 
 def test_what_gives_something_back_waits_longer_for_its_turn_in_a_busy_process() -> None:

@@ -569,6 +569,20 @@ class TestAConnectionThatNobodyUsed:
 
         asyncio.run(ask())
 
+    def test_sends_no_call_before_it_has_answered(self) -> None:
+        async def ask() -> int:
+            await acheck("9/m", "user:1")
+            wire: Any = await wire_of_this_loop()
+            wire._line.used -= CHECK_AFTER_IDLE
+            task = asyncio.ensure_future(acheck("9/m", "user:1"))
+            await until(lambda: wire._line.is_asked)
+            wire._write()
+            waiting = len(wire._waiting)
+            await task
+            return waiting
+
+        assert asyncio.run(ask()) == 1
+
 
 def test_what_a_callback_runs_into_fails_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
