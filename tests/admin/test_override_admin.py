@@ -417,6 +417,7 @@ class TestForm:
         assert "__all__" not in shown
 
     def test_a_change_to_the_subject_of_another_override_links_to_that(self) -> None:
+        row("user:42", rule="login")
         first, changed = row("user:42", rule="search"), row("user:7", rule="search")
 
         shown = superuser().post(f"{LIST}{changed.pk}/change/", filled()).content.decode()

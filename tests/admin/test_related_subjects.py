@@ -265,7 +265,6 @@ class TestCommands:
         check("units", ORGANIZATION, 3)
         check("units", ORGANIZATION)
 
-    @pytest.mark.thorough("slow")
     @pytest.mark.parametrize(
         "line",
         ["  Refused by units for 1 hour, as org:7", "org:7 (counts for user:42)", "  units: 3/h by sliding_window"],

@@ -664,6 +664,7 @@ FOREIGN: list[tuple[str, str, Any, list[tuple[Any, ...]]]] = [
         ])
         for value in (b"12", {"21": "1.5"})
     ],
+    ("a month whose second day is '1.5'", MONTH, {"22": "1.5"}, [("series", TODAY, TODAY + timedelta(days=90))]),
     *[
         (f"values that are {name}", VALUES, value, [("unique", "b"), ("unique_count",)])
         for name, value in {"a number": b"12", "broken": b"HYLL\x01" + bytes(10) + b"\x80\xff\x00"}.items()

@@ -24,6 +24,7 @@ from django_quota import (
     areset,
     ban,
     check,
+    check_all,
     counter,
     peek,
     quota,
@@ -117,6 +118,27 @@ def test_what_takes_nothing_writes_nothing_without_events(verb: Any, raw: redis.
 
     assert not any(allowed)
     assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+
+
+@pytest.mark.usefixtures("memory_store")
+@both_ways
+def test_a_peek_calls_no_cost_function(is_async: bool) -> None:
+    costly = Rule.make("costly", "9/m", cost=lambda request: pytest.fail("it was called"))
+
+    assert called(is_async, peek, apeek, costly, SUBJECT).remaining == 9
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_signal_of_a_refusal_names_the_entry_that_was_refused() -> None:
+    heard: list[tuple[str, str]] = []
+
+    def hear(rule: Rule, subject: str, **_: Any) -> None:
+        heard.append((rule.name, subject))
+
+    with received(refused, hear):
+        check_all([("9/m", "user:1"), ("0/m", "user:2")])
+
+    assert heard == [("0/m", "user:2")]
 
 
 @pytest.mark.usefixtures("memory_store")

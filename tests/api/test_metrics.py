@@ -102,6 +102,11 @@ class TestWhatIsCounted:
 
         assert [rule.rule for rule in activity().rules] == ["a"]
 
+    def test_a_check_counts_once_whatever_it_takes(self) -> None:
+        check("9/m", SUBJECT, 5, name="a")
+
+        assert checks_of_today() == {"a": (1, 0, 0)}
+
     def test_a_shadow_is_counted_apart(self) -> None:
         for _ in range(3):
             check("1/m", SUBJECT, name="a", shadow=True)

@@ -233,6 +233,14 @@ def test_the_older_headers_are_left_out_if_no_limit_binds(settings: Any) -> None
     assert ("RateLimit" in headers, [name for name in headers if name.startswith("X-RateLimit")]) == (True, [])
 
 
+@pytest.mark.parametrize(("is_away", "status"), [(False, 429), (True, 503)], ids=["a local count", "nobody"])
+def test_a_refusal_without_the_store_is_a_503_if_no_limit_refuses(is_away: bool, status: int) -> None:
+    away = Decision.without_limit("r", "user:1", allowed=not is_away, degraded=True, enforced=is_away)
+    decision = check("5/m" if is_away else "0/m", "user:1").combined_with(away)
+
+    assert refusal_response(get(), decision).status_code == status
+
+
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
 

@@ -395,6 +395,15 @@ def test_a_dry_run_that_is_stopped_saves_no_position(raw: redis.Redis) -> None:
     assert (raw.exists(POSITION), raw.dbsize()) == (0, 4_000)
 
 
+def test_a_dry_run_saves_no_position_on_its_way(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "SAVE_INTERVAL", 0.0)
+    fill(raw, 4_000, entries=1)
+
+    swept(dry_run=True)
+
+    assert raw.dbsize() == 4_000
+
+
 def report_of(process: Any) -> dict[str, Any]:
     assert process.wait() == 0
     return json.loads(process.stdout.read())  # type: ignore[no-any-return]

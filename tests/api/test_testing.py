@@ -869,7 +869,7 @@ class TestAPrivateRedis:
     def test_that_ends_at_once_is_an_error_with_all_that_it_said(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        (program := tmp_path / "brief").write_text("#!/bin/sh\nprintf 'no\\377'\n")
+        (program := tmp_path / "brief").write_text("#!/bin/sh\nprintf n\nprintf 'o\\377' >&2\n")
         program.chmod(0o700)
         naps = iter(range(2_000))
 

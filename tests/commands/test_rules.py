@@ -99,6 +99,15 @@ def test_each_rule_shows_what_is_left() -> None:
     assert met("/search/") == [("flood", HERE, 60), ("outer", HERE, 3)]
 
 
+def test_each_path_of_a_rule_is_shown(settings: Any) -> None:
+    match = {"path": ["/orders/", "/items/"], "host": "testserver"}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"shop": {"rate": "10/m", "match": match}}}
+
+    rows = {row["rule"]: row for row in said("--json")}
+
+    assert rows["shop"]["match"] == ["/orders/", "/items/", "host:testserver"]
+
+
 def test_each_rate_of_a_rule_is_shown_with_what_is_left_of_it(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"both": {"rate": "10/m; 1000/h", "match": "/"}}}
     check("both", HERE, 4)

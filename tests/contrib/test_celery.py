@@ -94,6 +94,7 @@ def site(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     [
         ({"quota": "10/m", "key": lambda task, args, kwargs: f"org:{args[0]}"}, (1, 2, 1), [(1, 0), (2, 0), (1, 6.06)]),
         ({"quota": "10/m", "cost": 5}, (5, 5), [(5, 0.0), (5, 30.3)]),
+        ({"quota": Rule.make("heavy", "10/m", cost=5)}, (5, 5), [(5, 0.0), (5, 30.3)]),
         # A free task starts at once.
         ({"quota": "1/m", "cost": lambda task, args, kwargs: args[0]}, (0, 0, 1), [(0, 0.0), (0, 0.0), (1, 0.0)]),
         ({"quota": Rule.make("trial", "1/m", shadow=True)}, (1, 2), [(1, 0.0), (2, 0.0)]),

@@ -44,6 +44,7 @@ DICTS = [{"path": "/a/", "host": "one.example"}, {"path": "/b/", "host": "two.ex
         ("/a/**/b/**/b/", [Place("/a/1/b/2/b/"), Place("/a/b/b/1/b/b/")], [Place("/a/1/b/"), Place("/a/b/1/b/")]),
         ("/a/**/b/**/c/", [Place("/a/1/b/2/c/")], [Place("/a/1/c/2/b/"), Place("/a/1/c/"), Place("/a/1/b/c/")]),
         ("/**/a/**/a/**", [Place("/1/a/2/a/3"), Place("//a//a/")], [Place("/1/a/3"), Place("/1/a/2/b/3")]),
+        ("/a/**.m*n/**", [Place("/a/b.m1n/c"), Place("/a/b/.mn/")], [Place("/a/bxm1n/c"), Place("/a/b.m/n/c")]),
         ("/a*b*b", [Place("/abb"), Place("/a1b2b")], [Place("/ab"), Place("/a/b/b"), Place("/xabb"), Place("/abbx")]),
         ("/a*b*/c/", [Place("/a1b2/c/"), Place("/ab/c/")], [Place("/a1b2/3/c/"), Place("/ab/d/"), Place("/a/c/")]),
         ("/*/x/*/", [Place("/1/x/2/"), Place("//x//")], [Place("/x/2/"), Place("/1/x/2"), Place("/1/x/2/3/")]),

@@ -53,7 +53,7 @@ async def search(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-@quota("100/h", key="user", methods=["POST"])
+@quota("100/h", key="user", methods=["POST", "PUT"], costs={"PUT": 5})
 class Orders(View):
     @method_decorator(quota(rule="login"))
     def post(self, request: HttpRequest) -> HttpResponse:
