@@ -1148,6 +1148,14 @@ class TestRulePage:
 
         assert self.page(superuser(), "closed").count('<td data-label="Time">') == 50
 
+    def test_who_may_only_change_it_is_not_led_back_to_the_settings(self) -> None:
+        row("*", rule="search")
+
+        shown = self.page(operator("view_quotaoverride", "change_quotaoverride"))
+
+        assert "<li>For everybody:</li>" in shown
+        assert "Back to what the settings say" not in shown
+
     def test_a_value_with_a_slash_is_a_subject(self) -> None:
         row("path:/a/", rule="search")
 

@@ -256,6 +256,14 @@ def test_a_period_ends_on_its_day_though_the_clock_of_the_store_is_ahead(earlier
         assert limit_in_words(shorter) == f"9,999 of 10,000 left until {day}"
 
 
+def test_a_limit_that_is_used_up_is_not_closed() -> None:
+    (used,) = check("1/m", "user:7").outcomes
+    (closed,) = check("0/m", "user:7").outcomes
+
+    assert limit_in_words(used).startswith("0 of 1 left, ")
+    assert limit_in_words(closed) == "closed"
+
+
 def test_a_block_names_the_time_of_its_end_though_the_limit_is_one_of_days(settings: Any) -> None:
     settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "UTC"
     override(f"b 0 {START + 60 * SECOND} -", "plan", "org:7")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import RequestFactory
 
 from django_quota import Decision, Rule, acheck, check, check_all, peek, refund, reserve, reset
 from django_quota.adapters import decide
@@ -453,6 +454,13 @@ class TestACallThatIsSpent:
 
     def test_is_counted_as_a_call_that_was_saved(self, asked: list[int]) -> None:
         allowed(50)
+        calls = len(asked)
+        (rule,) = running_totals().rules
+        assert (rule.rule, rule.allowed, rule.spent) == ("hot", 50, 50 - calls)
+
+    def test_is_counted_as_a_call_that_was_saved_by_a_request(self, asked: list[int]) -> None:
+        for _ in range(50):
+            decide(RequestFactory().get("/"), [HOT])
         calls = len(asked)
         (rule,) = running_totals().rules
         assert (rule.rule, rule.allowed, rule.spent) == ("hot", 50, 50 - calls)
