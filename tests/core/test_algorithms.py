@@ -512,6 +512,14 @@ def test_a_moment_outside_the_periods_that_a_caller_sends_is_reported(
     assert [name for name, now in moments.items() if places.run(peek, now)[1] == RETRY_WITH] == outside
 
 
+@pytest.mark.parametrize("rates", [("9/d", "9/month"), ("9/month", "9/d")], ids=["the first", "the last"])
+def test_a_moment_outside_the_periods_of_one_limit_is_reported(places: Places, rates: tuple[str, str]) -> None:
+    rule, sent = Rule.make("rule", *rates, algorithm="calendar"), moment("2026-11-21T12:00+00:00")
+    peek = Question([Ask(rule, "ip:203.0.113.9", 1)]).operation(sent, "peek")
+
+    assert [places.run(peek, sent + days * DAY)[1] == RETRY_WITH for days in (1, 2)] == [False, True]
+
+
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "calendar"])
 def test_the_parameters_of_other_algorithms_hold_at_any_moment(algorithm: Any) -> None:
     limit = Rule.make("rule", "5/m", algorithm=algorithm).limits[0]
