@@ -1,7 +1,7 @@
 """`settle` and `count_when`: what a request took is settled by its response, with and without the middleware."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, closing
 from typing import Any, ClassVar, get_args
 
@@ -329,23 +329,27 @@ def test_a_client_that_left_before_the_response_pays_the_estimate() -> None:
     assert left() == 900
 
 
-def test_a_client_that_left_before_the_response_may_be_near_the_limit() -> None:
-    view: Any = quota("10/h", name="bytes", settle=size, cost=9)(endless_alone)
+def near_when_a_client_leaves(answer: Callable[[], Coroutine[Any, Any, Any]]) -> list[str]:
+    """Cancel a request to `endless_alone` when its view has begun; return the rules that are near their limits."""
+    heard: list[str] = []
 
     async def leave() -> None:
         has_begun.append(begun := asyncio.Event())
-        task = asyncio.create_task(view(RequestFactory().get("/")))
+        task = asyncio.create_task(answer())
         await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    heard: list[str] = []
-
     with received(near_limit, lambda rule, **_: heard.append(rule.name)):
         asyncio.run(leave())
+    return heard
 
-    assert heard == ["bytes"]
+
+def test_a_client_that_left_before_the_response_may_be_near_the_limit() -> None:
+    view: Any = quota("10/h", name="bytes", settle=size, cost=9)(endless_alone)
+
+    assert near_when_a_client_leaves(lambda: view(RequestFactory().get("/"))) == ["bytes"]
 
 
 def test_a_client_that_left_may_be_near_a_limit_of_the_settings(settings: Any) -> None:
@@ -353,20 +357,7 @@ def test_a_client_that_left_may_be_near_a_limit_of_the_settings(settings: Any) -
     settings.MIDDLEWARE, settings.QUOTA = MIDDLEWARE, {**settings.QUOTA, "RULES": {"everywhere": rule}}
     settings.ROOT_URLCONF = (path("alone/", endless_alone),)
 
-    async def leave() -> None:
-        has_begun.append(begun := asyncio.Event())
-        task = asyncio.create_task(AsyncClient().get("/alone/"))
-        await begun.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    heard: list[str] = []
-
-    with received(near_limit, lambda rule, **_: heard.append(rule.name)):
-        asyncio.run(leave())
-
-    assert heard == ["everywhere"]
+    assert near_when_a_client_leaves(lambda: AsyncClient().get("/alone/")) == ["everywhere"]
 
 
 @pytest.mark.usefixtures("site")
