@@ -963,6 +963,12 @@ class TestSettingABan:
         assert not QuotaOverride.objects.exists()
         assert not LogEntry.objects.exists()
 
+    def test_without_the_permission_to_view_users_a_name_is_looked_up_for_nobody(self) -> None:
+        answer = self.set_ban(operator("view_ban", "add_quotaoverride", "change_quotaoverride"))
+
+        assert list(answer.context["form"].errors) == ["subject"]
+        assert not QuotaOverride.objects.exists()
+
     @pytest.mark.parametrize("permission", ["add_quotaoverride", "change_quotaoverride"])
     def test_it_needs_both_permissions_to_save_overrides(self, permission: str) -> None:
         assert self.set_ban(operator("view_ban", permission)).status_code == 403
