@@ -184,7 +184,7 @@ def test_the_configured_rules_can_be_chosen(client: Client) -> None:
 
 @pytest.mark.usefixtures("four_rows")
 @pytest.mark.parametrize("chosen", ["of-a-call", "never counted"])
-def test_the_rule_that_is_chosen_is_one_of_those_to_choose(client: Client, chosen: str, settings: Any) -> None:
+def test_the_chosen_rule_is_in_the_list_of_rules_once(client: Client, chosen: str, settings: Any) -> None:
     page = client.get(LIST, {"rule": chosen}).context["cl"]
 
     (offered,) = [list(spec.choices(page)) for spec in page.filter_specs if spec.parameter_name == "rule"]
@@ -251,7 +251,7 @@ def test_a_search_finds_a_subject_before_a_rule_of_the_same_name(admin: Client) 
     assert listed(admin, "?q=batch") == [("batch", "search")]
 
 
-def test_a_search_does_not_count_the_rows_beside_its_field(admin: Client) -> None:
+def test_no_number_of_results_stands_beside_the_search_field(admin: Client) -> None:
     for subject in ("user:1", "user:2"):
         row(subject)
 
@@ -403,7 +403,7 @@ def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.Monk
     assert f"The list ends after 10 rows. {words}" in page.content.decode()
 
 
-def test_the_selected_rows_can_be_exported_and_no_more(client: Client) -> None:
+def test_the_only_action_on_selected_rows_is_their_export(client: Client) -> None:
     row("user:1")
 
     choices = client.get(LIST).context["action_form"].fields["action"].choices

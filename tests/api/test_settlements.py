@@ -242,7 +242,7 @@ class TestStream:
 
         assert left() == 700
 
-    def test_a_rule_beside_it_that_settles_nothing_does_not_settle_it_early(self) -> None:
+    def test_a_plain_rule_beside_one_with_settle_does_not_make_it_settle_early(self) -> None:
         view: Any = quota("9/h", name="other")(of_parts(lambda request: StreamingHttpResponse(parts(request))))
 
         response = view(RequestFactory().get("/"))
@@ -250,7 +250,7 @@ class TestStream:
         assert b"".join(response.streaming_content) == b"x" * 300
         assert (left(), left("other", "9/h")) == (700, 8)
 
-    def test_a_rule_beside_it_that_counts_does_not_keep_what_is_given_back_at_once(self) -> None:
+    def test_a_plain_rule_beside_one_with_count_when_does_not_delay_what_goes_back(self) -> None:
         counting: Any = quota("9/h", name="other")
         view = counting(
             quota("5/h", name="failed", count_when=lambda response: False)(
