@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
@@ -31,8 +31,8 @@ from django_quota.admin.subject_actions import (
     Clear,
     LiftBan,
     SubjectAction,
-    add_errors,
     lifted_in_words,
+    run_action,
 )
 from django_quota.admin.wording import STATES, override_state
 from django_quota.conf import current
@@ -119,12 +119,8 @@ class BanPages(ReadOnlyAdmin):
             action = Block(form.cleaned_data["rule"], form.cleaned_data["subject"])
             lockout = lockout_of(request, [(action.rule, action.subject)])
             if not lockout or LOCKOUT in request.POST:
-                try:
-                    done = action.do(form.cleaned_data, request.user)
-                except ValidationError as error:
-                    add_errors(form, error)
-                else:
-                    log_actions({action.subject: f"{_('Ban')}: {done}"}, request.user)
+                done = run_action(action, form, request.user, _("Ban"))
+                if done:
                     self.message_user(request, f"{action.subject}: {done}", messages.SUCCESS)
                     return HttpResponseRedirect(self.url("changelist"))
         context = {"found": True, "form": form, "lockout": lockout, "back": self.url("changelist")}

@@ -22,11 +22,12 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_quota.admin.base import hidden_names_hint
 from django_quota.admin.wording import moment_in_words, rule_in_words
 from django_quota.core import clock
-from django_quota.core.errors import RuleError
+from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.keys import field
 from django_quota.core.overrides import ALL_RULES, Override
 from django_quota.core.rules import Rule
 from django_quota.error_texts import error_in_words, some_of, text_in_words
+from django_quota.features.authors import log_actions
 from django_quota.features.bans import lift_bans
 from django_quota.features.logins import with_addresses
 from django_quota.features.resets import reset_named
@@ -246,12 +247,6 @@ class OverrideAction(SubjectAction):
         return f"{done}, {until} ({reason})" if reason else f"{done}, {until}"
 
 
-def add_errors(form: forms.Form, error: ValidationError) -> None:
-    """Add the errors of a row to the fields of a form that have their names, or above all fields."""
-    for name, errors in getattr(error, "error_dict", {None: error}).items():
-        form.add_error(name if name in form.fields else None, errors)
-
-
 def _ends(given: Mapping[str, Any]) -> datetime | None:
     return timezone.now() + given["span"] if given["span"] else None
 
@@ -366,6 +361,25 @@ ACTIONS: dict[str, type[SubjectAction]] = {
     "clear": Clear,
 }
 """All actions by name; the first four are on a rule, or on all rules, in the order of their buttons."""
+
+
+def run_action(action: SubjectAction, form: forms.Form, user: Any, label: object) -> str:
+    """Run an action with what the form asks for, and log it under the label; return what was done.
+
+    Empty if it failed: the form has the error, at the field that it is about or above all fields.
+    """
+    try:
+        done = action.do(form.cleaned_data, user)
+    except ValidationError as error:
+        for name, errors in getattr(error, "error_dict", {None: error}).items():
+            form.add_error(name if name in form.fields else None, errors)
+        return ""
+    except QuotaError as error:
+        form.add_error(None, error_in_words(error))
+        return ""
+    log_actions({action.subject: f"{label}: {done}"}, user)
+    return done
+
 
 # --- raising the limits of a subject ----------------------------------------------------------------------------------
 

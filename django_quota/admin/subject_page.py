@@ -11,7 +11,7 @@ from django.contrib import messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import unquote
 from django.contrib.contenttypes.models import ContentType
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
@@ -19,14 +19,13 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from django_quota.admin.base import LOCKOUT, ReadOnlyAdmin, hidden_names_hint, lockout_of, may_see_users, names_among
-from django_quota.admin.subject_actions import ACTIONS, SubjectAction, add_errors
+from django_quota.admin.subject_actions import ACTIONS, run_action
 from django_quota.admin.wording import STATES, WHYS, ban_in_words, override_state, refused_until, subject_in_words
 from django_quota.conf import current, limits_logins
 from django_quota.core import clock
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.core.overrides import ALL_RULES
 from django_quota.error_texts import error_in_words
-from django_quota.features.authors import log_actions
 from django_quota.features.events import EVENTS_A_PAGE, Event, EventFilter, event_log
 from django_quota.limiting.override_rows import write_database
 from django_quota.limiting.overrides import overrides
@@ -151,7 +150,9 @@ class SubjectPages(ReadOnlyAdmin):
         lockout = lockout_of(request, [(action.rule, action.subject)]) if action.blocks else ""
         form = action.form_for(request.POST if "confirmed" in request.POST else None)
         is_sure = not lockout or LOCKOUT in request.POST
-        if is_sure and form.is_valid() and self._do(request, action, form):
+        done = run_action(action, form, request.user, action.label) if is_sure and form.is_valid() else ""
+        if done:
+            self.message_user(request, done, messages.SUCCESS)
             return HttpResponseRedirect(page)
         whose = subject_in_words(action.subject, names_among(request, [action.subject]))
         context = {
@@ -161,19 +162,6 @@ class SubjectPages(ReadOnlyAdmin):
             "back": page,
         }
         return self.show(request, "subject/confirm", action.label, action=action, form=form, name=name, **context)
-
-    def _do(self, request: HttpRequest, action: SubjectAction, form: Any) -> bool:
-        """Run an action and log it. If it fails, add the error to the form and return False."""
-        try:
-            done = action.do(form.cleaned_data, request.user)
-        except ValidationError as error:
-            add_errors(form, error)
-        except QuotaError as error:
-            form.add_error(None, error_in_words(error))
-        else:
-            log_actions({action.subject: f"{action.label}: {done}"}, request.user)
-            self.message_user(request, done, messages.SUCCESS)
-        return not form.errors
 
 
 def _refused_last() -> list[Event]:
@@ -247,8 +235,9 @@ def _rows_of(snapshot: SubjectSnapshot) -> list[QuotaOverride]:
     """Return the rows of the overrides of the subject, the most specific first; those that have ended come last."""
     order = {override.pk: number for number, override in enumerate(snapshot.overrides)}
     database = QuotaOverride.objects.using(write_database())
-    rows = list(database.filter(Q(subject=snapshot.subject) | Q(pk__in=order))[:OVERRIDES_SHOWN])
-    return sorted(rows, key=lambda row: order.get(row.pk, len(order)))
+    rows = list(database.filter(pk__in=list(order)[:OVERRIDES_SHOWN]))
+    ended = database.filter(subject=snapshot.subject).exclude(pk__in=order)
+    return [*sorted(rows, key=lambda row: order[row.pk]), *ended[: OVERRIDES_SHOWN - len(rows)]]
 
 
 def _view_of(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride]) -> dict[str, Any]:

@@ -570,6 +570,15 @@ class TestOverrides:
 
         assert len(self.rows(SUBJECT)) == 100
 
+    def test_a_full_page_has_those_that_hold(self) -> None:
+        ended = datetime(2025, 11, 2, tzinfo=UTC)
+        QuotaOverride.objects.bulk_create(
+            QuotaOverride(subject=SUBJECT, rule=f"rule{number}", mode="exempt", expires=ended) for number in range(100)
+        )
+        override(SUBJECT, rule="search")
+
+        assert self.rows(SUBJECT)[0] == ["search", SUBJECT, "blocked", "search"]
+
     def test_the_override_of_a_group_is_shown_at_its_rule(self) -> None:
         override("user:*", rule="search", mode="rate", rate="20/m", reason="a sale")
 
