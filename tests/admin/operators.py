@@ -3,9 +3,12 @@
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.auth.management import create_permissions
 from django.contrib.auth.models import Permission, User
 from django.contrib.contenttypes.models import ContentType
+from django.contrib.sessions.backends.db import SessionStore
 from django.test import Client
 
 
@@ -35,6 +38,11 @@ def superuser(name: str = "root", **client: Any) -> Client:
 
 
 def _logged_in(user: User, options: dict[str, Any]) -> Client:
+    """Log in by a new session alone: `force_login` takes five times as long, and most tests of pages log in."""
+    session = SessionStore()
+    words = (str(user.pk), settings.AUTHENTICATION_BACKENDS[-1], user.get_session_auth_hash())
+    session.update(zip((SESSION_KEY, BACKEND_SESSION_KEY, HASH_SESSION_KEY), words, strict=True))
+    session.save(must_create=True)
     client = Client(**options)
-    client.force_login(user)
+    client.cookies[settings.SESSION_COOKIE_NAME] = str(session.session_key)
     return client
