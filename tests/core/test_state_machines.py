@@ -369,6 +369,21 @@ def test_no_store_differs_in_a_period_of_which_one_unit_is_used(places: Places) 
         places.decide(Question([Ask(started, "user:1", 1)]), mode, START)
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("days", "left"), [(0, 30), (10, 40), (31, 61), (32, 62), (62, 62)])
+def test_no_store_differs_in_when_a_count_ends_that_was_opened_before_its_clock_stepped_back(
+    places: Places, days: int, left: int
+) -> None:
+    """It ends when its own period does, at the begin of one that may be two periods away."""
+    monthly = Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, 21))
+    question, midnight = Question([Ask(monthly, "user:1", 1)]), START // DAY * DAY
+
+    for later in (0, -days):
+        reply = places.decide(question, "check", midnight + later * DAY)
+
+    assert reply[3:6] == [7, 0, left * DAY]
+
+
 BY_SHARES = Rule.make("near", "10/m", warn_at=[0.5, 1.0])
 OF_5, OF_10 = (Rule.make("near", rate, algorithm="fixed_window", warn_at=0.8) for rate in ("5/m", "10/m"))
 NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]]] = {
@@ -546,6 +561,21 @@ TEAMS = Rule.make("teams", {"free": "6/m", "team": "8/m"}, tier=lambda _: "team"
 
 def named(*names: str) -> list[Asked]:
     return [next(each for each in RULES if each.name == name) for name in names]
+
+
+COUNTING_UNITS = named("exact", "slices", "fixed", "calendar", "started", "bucket", "leaky")
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("its_rule", COUNTING_UNITS, ids=[each.name for each in COUNTING_UNITS])
+def test_no_store_differs_in_how_much_of_an_estimate_comes_back(places: Places, its_rule: Asked) -> None:
+    question = Question([Ask(its_rule, "user:1", 5)])
+    before = places.decide(question, "peek", START)[3]
+    receipt = question.receipt(places.decide(question, "check", START))
+
+    places.decide(question.settled(receipt, [3]), "adjust", START)
+
+    assert places.decide(question, "peek", START)[3] == before - 3
 
 
 SEVERAL: dict[str, list[Asked]] = {
