@@ -42,6 +42,7 @@ from tests.support.selection import thorough
 from tests.support.steps import MINUTE, SECOND, START, answers, hits_of
 
 DAY = 86_400 * SECOND
+MIDNIGHT = START // DAY * DAY
 CLIENTS = st.sampled_from(["ip:1.2.3.4", "user:1"])
 SOME_RULES = st.just(RULES) | st.lists(st.sampled_from(RULES), min_size=1, max_size=3)
 """All of them, or a few that meet the same subjects again and again."""
@@ -376,12 +377,59 @@ def test_no_store_differs_in_when_a_count_ends_that_was_opened_before_its_clock_
 ) -> None:
     """It ends when its own period does, at the begin of one that may be two periods away."""
     monthly = Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, 21))
-    question, midnight = Question([Ask(monthly, "user:1", 1)]), START // DAY * DAY
+    question = Question([Ask(monthly, "user:1", 1)])
 
     for later in (0, -days):
-        reply = places.decide(question, "check", midnight + later * DAY)
+        reply = places.decide(question, "check", MIDNIGHT + later * DAY)
 
     assert reply[3:6] == [7, 0, left * DAY]
+
+
+Step = tuple[float, int, QuestionMode, int]
+"""The day since 21 November, the day on which a month of the subject begins, the mode, and the cost."""
+PERIODS: dict[str, tuple[list[Step], int]] = {
+    "just before it ends": ([(0, 21, "check", 4), (30 - 1 / DAY, 21, "peek", 0)], 5),
+    "as it ends": ([(0, 21, "check", 4), (30, 21, "peek", 0)], 9),
+    "after a hit since it would have ended": ([(0, 21, "check", 4), (34, 1, "check", 1), (35, 21, "peek", 0)], 4),
+    "after a hit as it would have ended": ([(0, 21, "check", 4), (30, 1, "check", 1), (31, 21, "peek", 0)], 4),
+    "after a hit just before it ends": ([(0, 21, "check", 4), (30 - 1 / DAY, 1, "check", 1), (31, 21, "peek", 0)], 9),
+    "of a hit as it began, which is given back": ([(0, 21, "check", 4), (1, 21, "adjust", 1)], 8),
+    "of a hit before it began, which is given back": (
+        [(-1, 21, "check", 4), (0, 21, "check", 3), (1, 21, "adjust", 1)], 6,
+    ),
+    "of a hit before it began, which used more": ([(-1, 21, "check", 4), (0, 21, "check", 3), (1, 21, "adjust", 6)], 4),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("steps", "left"), PERIODS.values(), ids=PERIODS)
+def test_no_store_differs_in_what_a_period_has_left(places: Places, steps: list[Step], left: int) -> None:
+    receipts: list[Receipt] = []
+
+    for day, starts, mode, cost in steps:
+        now, monthly = (
+            MIDNIGHT + round(day * DAY),
+            Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, starts)),
+        )
+        question = Question([Ask(monthly, "user:1", cost)])
+        if mode == "adjust":
+            places.decide(question.settled(receipts[0], [cost]), mode, now)
+        else:
+            receipts.append(question.receipt(places.decide(question, mode, now)))
+
+    assert places.decide(Question([Ask(monthly, "user:1", 0)]), "peek", now)[3] == left
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("now", [MIDNIGHT + 30 * DAY, MIDNIGHT + 31 * DAY], ids=["as it ends", "a day later"])
+def test_no_store_takes_the_edges_of_a_period_that_has_ended(places: Places, now: int) -> None:
+    monthly = Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, 21))
+    question = Question([Ask(monthly, "user:1", 4)])
+    places.decide(question, "check", MIDNIGHT)
+
+    reply = places.decide(question, "peek", now, MIDNIGHT + 30 * DAY - 1)
+
+    assert reply[3] == 9
 
 
 BY_SHARES = Rule.make("near", "10/m", warn_at=[0.5, 1.0])
@@ -632,7 +680,6 @@ def test_no_store_differs_in_a_ban_that_code_sets(places: Places, steps: list[tu
 
 # --- counters ---------------------------------------------------------------------------------------------------------
 
-MIDNIGHT = START // DAY * DAY
 TTL = 400 * DAY
 ACCOUNTS = st.sampled_from(["a", "b"])
 OFF = st.sampled_from([0, 0, 0, 0, 0, -1, 1])
