@@ -385,6 +385,24 @@ def test_no_store_differs_in_when_a_count_ends_that_was_opened_before_its_clock_
     assert reply[3:6] == [7, 0, left * DAY]
 
 
+def follow(places: Places, steps: Sequence[tuple[int, Rule, QuestionMode, int]]) -> int:
+    """Do what one subject does: the moment, the rule, the mode and the cost; return what is left in the end.
+
+    "adjust" settles what the first of its checks took: the cost is what was really used.
+    """
+    taken: list[Receipt] = []
+    for now, its_rule, mode, cost in steps:
+        question = Question([Ask(its_rule, "user:1", cost)])
+        if mode == "adjust":
+            places.decide(question.settled(taken[0], [cost]), mode, now)
+        else:
+            reply = places.decide(question, mode, now)
+            taken += [question.receipt(reply)] if mode == "check" else []
+    now, its_rule, *_ = steps[-1]
+    left: int = places.decide(Question([Ask(its_rule, "user:1", 0)]), "peek", now)[3]
+    return left
+
+
 Step = tuple[float, int, QuestionMode, int]
 """The day since 21 November, the day on which a month of the subject begins, the mode, and the cost."""
 PERIODS: dict[str, tuple[list[Step], int]] = {
@@ -397,6 +415,7 @@ PERIODS: dict[str, tuple[list[Step], int]] = {
     "of a hit before it began, which is given back": (
         [(-1, 21, "check", 4), (0, 21, "check", 3), (1, 21, "adjust", 1)], 6,
     ),
+    "while the clock is back, before it began": ([(0, 21, "check", 4), (-1, 21, "refund", 1)], 6),
     "of a hit before it began, which used more": ([(-1, 21, "check", 4), (0, 21, "check", 3), (1, 21, "adjust", 6)], 4),
 }  # fmt: skip
 
@@ -404,20 +423,14 @@ PERIODS: dict[str, tuple[list[Step], int]] = {
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize(("steps", "left"), PERIODS.values(), ids=PERIODS)
 def test_no_store_differs_in_what_a_period_has_left(places: Places, steps: list[Step], left: int) -> None:
-    receipts: list[Receipt] = []
+    moments = [MIDNIGHT + round(day * DAY) for day, *_ in steps]
+    monthly = [
+        Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, starts)) for _, starts, *_ in steps
+    ]
 
-    for day, starts, mode, cost in steps:
-        now, monthly = (
-            MIDNIGHT + round(day * DAY),
-            Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, starts)),
-        )
-        question = Question([Ask(monthly, "user:1", cost)])
-        if mode == "adjust":
-            places.decide(question.settled(receipts[0], [cost]), mode, now)
-        else:
-            receipts.append(question.receipt(places.decide(question, mode, now)))
+    found = follow(places, [(*each, *step[2:]) for *each, step in zip(moments, monthly, steps, strict=True)])
 
-    assert places.decide(Question([Ask(monthly, "user:1", 0)]), "peek", now)[3] == left
+    assert found == left
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -430,6 +443,92 @@ def test_no_store_takes_the_edges_of_a_period_that_has_ended(places: Places, now
     reply = places.decide(question, "peek", now, MIDNIGHT + 30 * DAY - 1)
 
     assert reply[3] == 9
+
+
+GUESSES = {
+    "right": 0, "the hour before": -1, "two hours before": -60 * MINUTE - 1, "the hour after": 60 * MINUTE,
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("off", GUESSES.values(), ids=GUESSES)
+def test_no_store_differs_in_the_hour_that_is_counted_if_the_guess_is(places: Places, off: int) -> None:
+    """The store decides as the hour begins."""
+    question = Question([Ask(Rule.make("r", "9/h", algorithm="calendar"), "ip:1.2.3.4", 4)])
+
+    reply = places.decide(question, "check", MIDNIGHT, MIDNIGHT + off)
+
+    assert reply[3:6] == [5, 0, 60 * MINUTE]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_gives_a_hit_of_the_hour_before_back_to_an_hour_that_it_did_not_guess(places: Places) -> None:
+    hourly, before = Rule.make("r", "9/h", algorithm="calendar"), MIDNIGHT - 1
+    first, second = (Question([Ask(hourly, "ip:1.2.3.4", cost)]) for cost in (4, 3))
+    receipt = first.receipt(places.decide(first, "check", before))
+    places.decide(second, "check", MIDNIGHT)
+
+    places.decide(first.settled(receipt, [0]), "adjust", MIDNIGHT, before)
+
+    assert places.decide(second, "peek", MIDNIGHT)[3] == 6
+
+
+REFUNDS = {
+    "the value": (1, "a1", 3), "another value": (1, "b2", 2), "no value": (1, "", 2), "nothing": (0, "a1", 2),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("cost", "value", "left"), REFUNDS.values(), ids=REFUNDS)
+def test_no_store_differs_in_what_is_left_of_different_values_after_a_refund_of(
+    places: Places, cost: int, value: str, left: int
+) -> None:
+    devices = Rule.make("r", "3/m", distinct=True)
+    places.decide(Question([Ask(devices, "user:1", 1, "a1")]), "check", START)
+
+    reply = places.decide(Question([Ask(devices, "user:1", cost, value)]), "refund", START)
+
+    assert reply[3] == left
+
+
+LEFT: dict[str, tuple[Rule, list[tuple[int, QuestionMode, int]], int]] = {
+    "a refund after an older hit has expired": (
+        Rule.make("r", "5/m"), [(0, "check", 1), (50, "check", 2), (61, "refund", 1)], 4,
+    ),
+    "a refused hit that counts, of which a part has room": (
+        Rule.make("r", "6/m", count_refused=True), [(0, "check", 5), (1, "check", 3)], 0,
+    ),
+    "a hit comes back that has just expired": (
+        Rule.make("r", "5/m"), [(0, "check", 2), (30, "check", 1), (60, "adjust", 0)], 4,
+    ),
+    "a hit comes back that has expired": (
+        Rule.make("r", "5/m"), [(0, "check", 2), (30, "check", 1), (61, "adjust", 0)], 4,
+    ),
+    "a hit comes back that was refunded in part": (
+        Rule.make("r", "5/m"), [(0, "check", 4), (1, "refund", 3), (30, "check", 2), (31, "adjust", 0)], 3,
+    ),
+    "a part of a hit comes back after an older hit has expired": (
+        Rule.make("r", "5/m"), [(0, "force", 1), (30, "check", 2), (61, "adjust", 1)], 4,
+    ),
+    "a hit in a queue comes back behind which another one waits": (
+        Rule.make("r", "12/m", algorithm="leaky_bucket"), [(0, "check", 3), (1, "check", 2), (2, "adjust", 0)], 7,
+    ),
+    "a refused hit that replaces the oldest": (
+        Rule.make("r", "6/m", count_refused=True),
+        [(0, "check", 4), (30, "check", 2), (31, "check", 3), (60, "peek", 0)], 1,
+    ),
+}  # fmt: skip
+"""The rule, what happens in which second at which cost, and what is left in the last one."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("its_rule", "steps", "left"), LEFT.values(), ids=LEFT)
+def test_no_store_differs_in_what_is_left_after(
+    places: Places, its_rule: Rule, steps: list[tuple[int, QuestionMode, int]], left: int
+) -> None:
+    found = follow(places, [(START + second * SECOND, its_rule, mode, cost) for second, mode, cost in steps])
+
+    assert found == left
 
 
 BY_SHARES = Rule.make("near", "10/m", warn_at=[0.5, 1.0])
@@ -584,6 +683,18 @@ def test_no_store_differs_while_its_clock_is_back_by_half_a_minute(places: Place
 
     for moment in (0, 0, 0, -30, -30, -15, -1, 0, 1, 30):
         places.decide(question, "check", START + moment * SECOND)
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+def test_no_store_differs_in_what_comes_back_while_its_clock_is_back(places: Places, algorithm: str) -> None:
+    """The bucket has moved back with the clock, once."""
+    question, earlier = Question([Ask(Rule.make("few", "7/m", algorithm=algorithm), "user:1", 5)]), START - MINUTE // 2
+    receipt = question.receipt(places.decide(question, "check", START))
+
+    places.decide(question.settled(receipt, [3]), "adjust", earlier)
+
+    assert places.decide(question, "peek", earlier)[3] == 4
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -1429,8 +1540,8 @@ STEPS_OF_SLOTS: dict[str, list[tuple[int, Operation]]] = {
         (10 * SECOND - 1, acquired("d")), (1, acquired("d", limit=3)), (0, HOLDERS),
     ],
     "given back": [
-        (0, acquired("a")), (0, released("a")), (0, acquired("a")), (0, acquired("b")), (3 * SECOND, released("x")),
-        (0, released("a")), (0, released("a")), (0, acquired("c")), (0, acquired("d")), (SECOND, released("b")),
+        (0, acquired("a")), (0, released("a")), (0, acquired("a")), (0, acquired("b")), (3 * SECOND + 1, released("x")),
+        (0, released("a")), (0, released("a")), (0, acquired("c")), (0, acquired("d")), (SECOND + 1, released("b")),
         (0, acquired("d", limit=4)), (0, acquired("e", limit=1)), (1, released("d", None)), (0, HOLDERS),
         (0, released("c", START + MINUTE)), (0, acquired("f", limit=1)), (0, acquired("g", limit=1)),
         (0, released("f", START, span=MINUTE)), (0, HOLDERS),
