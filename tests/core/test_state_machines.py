@@ -513,6 +513,15 @@ LEFT: dict[str, tuple[Rule, list[tuple[int, QuestionMode, int]], int]] = {
     "a hit in a queue comes back behind which another one waits": (
         Rule.make("r", "12/m", algorithm="leaky_bucket"), [(0, "check", 3), (1, "check", 2), (2, "adjust", 0)], 7,
     ),
+    "a fixed window has just ended": (
+        Rule.make("r", "5/m", algorithm="fixed_window"), [(0, "check", 2), (60, "peek", 0)], 5,
+    ),
+    "a fixed window has ended, and another one begins": (
+        Rule.make("r", "5/m", algorithm="fixed_window"), [(0, "check", 2), (60, "check", 1)], 4,
+    ),
+    "an hour of the calendar has just ended": (
+        Rule.make("r", "5/h", algorithm="calendar"), [(0, "check", 2), (20 * 60, "peek", 0)], 5,
+    ),
     "a refused hit that replaces the oldest": (
         Rule.make("r", "6/m", count_refused=True),
         [(0, "check", 4), (30, "check", 2), (31, "check", 3), (60, "peek", 0)], 1,
@@ -713,6 +722,56 @@ def test_no_store_differs_in_which_units_that_expire_come_back(places: Places, a
     places.decide(question.settled(receipt, [actual], until=0), "adjust", START + SECOND)
 
     places.run(counters.Grants(keys), START + SECOND)
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("held", "shown"), [(2 * 10**15, 10**15), (-2 * 10**15, -(10**15))], ids=["held", "owed"])
+def test_no_store_shows_more_units_than_a_double_counts(places: Places, held: int, shown: int) -> None:
+    question = Question([Ask(CREDITS, "user:1", 1)])
+    (hit,) = question.hits
+    places.run(counters.Set((hit.limits[0].key, *hit.grants_keys), held, TTL), START)
+
+    assert places.decide(question, "peek", START)[3] == shown
+
+
+EXPIRING: dict[str, tuple[list[tuple[int, Literal["check", "peek", "adjust", "set"], int]], int]] = {
+    "just before they expire": ([(DAY - 1, "peek", 0)], 8),
+    "as they expire": ([(DAY, "peek", 0)], 3),
+    "refused for them": ([(DAY, "check", 4)], 3),
+    "spent after they have expired": ([(DAY, "check", 2)], 1),
+    "spent, and back in time": ([(0, "check", 6), (DAY - 1, "adjust", 0)], 8),
+    "spent, and back too late": ([(0, "check", 6), (DAY, "adjust", 0)], 3),
+    "spent, and a part back in time": ([(0, "check", 6), (DAY - 1, "adjust", 2), (DAY, "peek", 0)], 3),
+    "spent, and a part back too late": ([(0, "check", 6), (DAY, "adjust", 2)], 3),
+    "back where nothing is left": ([(0, "check", 6), (1, "set", 0), (2, "adjust", 0)], 6),
+    "back where nothing is left, and expire": ([(0, "check", 6), (1, "set", 0), (2, "adjust", 0), (DAY, "peek", 0)], 1),
+    "spent, and some that never expire are back": ([(0, "check", 8), (1, "adjust", 6), (DAY, "peek", 0)], 2),
+    "spent, and more was used": ([(0, "check", 2), (1, "adjust", 4), (DAY, "peek", 0)], 3),
+}  # fmt: skip
+"""When something happens to a counter with 3 units, and 5 that expire in a day; what, and how many units."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("steps", "left"), EXPIRING.values(), ids=EXPIRING)
+def test_no_store_differs_in_what_a_counter_has_left_whose_units_are(
+    places: Places, steps: list[tuple[int, Any, int]], left: int
+) -> None:
+    (hit,) = Question([Ask(CREDITS, "user:1", 1)]).hits
+    keys, taken = (hit.limits[0].key, *hit.grants_keys), list[Receipt]()
+    mark = hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
+    places.run(counters.Set(keys, 3, TTL), START)
+    places.run(counters.AddGrant((*keys, mark), 5, TTL, DAY, "1"), START)
+
+    for later, what, units in steps:
+        now, question = START + later, Question([Ask(CREDITS, "user:1", units)])
+        if what == "set":
+            places.run(counters.Set(keys, units, TTL), now)
+        elif what == "adjust":
+            places.decide(question.settled(taken[0], [units]), what, now)
+        else:
+            taken.append(question.receipt(places.decide(question, what, now)))
+
+    assert places.decide(Question([Ask(CREDITS, "user:1", 0)]), "peek", now)[3] == left
 
 
 TEAMS = Rule.make("teams", {"free": "6/m", "team": "8/m"}, tier=lambda _: "team", daily=True)
@@ -1695,6 +1754,41 @@ def test_a_total_lives_as_long_as_the_lease_that_went_back_was_remembered(
 
     assert places.states.get(total_key) == 100
     assert places.states.expiry(total_key) == remembered
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_total_that_lives_longer_than_a_lease_was_remembered_stays_as_long_as_it_would(places: Places) -> None:
+    hit = leased_since_the_start(places, LEASED[0])
+    keys, mark = (hit.limits[0].key, *hit.grants_keys), hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
+    places.run(counters.AddGrant((*keys, mark), 5, TTL, DAY, "1"), START + MINUTE)
+
+    places.run(GiveBackEnded(hit.leased_keys[0]), START + MINUTE + SECOND)  # which compares the TTLs of all places
+
+    assert [places.states.expiry(key) for key in keys] == [START + MINUTE + TTL, START + MINUTE + TTL + SECOND]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_units_that_have_expired_are_lost_once_where_two_leases_go_back(places: Places) -> None:
+    hit = leased_since_the_start(places, LEASED[0])
+    keys, mark = (hit.limits[0].key, *hit.grants_keys), hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
+    places.run(counters.AddGrant((*keys, mark), 50, TTL, ENDED - START, "1"), START)
+    places.decide(Question([Ask(LEASED[0], "user:1", 20, "lease2")]), "check", START)
+
+    ended = places.run(GiveBackEnded(hit.leased_keys[0]), ENDED)
+
+    assert (ended, places.states.get(keys[0])) == (2, 100)  # 40 that were left, and the 60 of the first lease
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_units_that_have_expired_are_lost_where_a_lease_has_no_room_to_go_back(places: Places) -> None:
+    hit = leased_since_the_start(places, LEASED[0])
+    keys, mark = (hit.limits[0].key, *hit.grants_keys), hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
+    places.run(counters.Set(keys, MAX_INT64 - 30, TTL), START)
+    places.run(counters.AddGrant((*keys, mark), 30, TTL, ENDED - START, "1"), START)
+
+    ended = places.run(GiveBackEnded(hit.leased_keys[0]), ENDED)
+
+    assert (ended, places.states.get(keys[0])) == (1, MAX_INT64 - 30)
 
 
 @pytest.mark.usefixtures("redis_cache")
