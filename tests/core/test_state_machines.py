@@ -734,7 +734,23 @@ def test_no_store_shows_more_units_than_a_double_counts(places: Places, held: in
     assert places.decide(question, "peek", START)[3] == shown
 
 
-EXPIRING: dict[str, tuple[list[tuple[int, Literal["check", "peek", "adjust", "set"], int]], int]] = {
+@pytest.mark.usefixtures("redis_cache")
+def test_what_is_owed_is_paid_of_what_expires_first_in_every_store(places: Places) -> None:
+    question = Question([Ask(CREDITS, "user:1", 4)])
+    (hit,) = question.hits
+    keys = (hit.limits[0].key, *hit.grants_keys)
+    for order in (1, 2):
+        mark = hit.limits[0].key.replace("}:c:", "}:granted:") + f":{order}"
+        places.run(counters.AddGrant((*keys, mark), 2, TTL, order * DAY, str(order)), START)
+    receipt = question.receipt(places.decide(question, "check", START))
+    places.run(counters.Set(keys, -1, TTL), START)
+
+    places.decide(question.settled(receipt, [0]), "adjust", START)
+
+    assert places.decide(question, "peek", START + DAY)[3] == 2
+
+
+EXPIRING: dict[str, tuple[list[tuple[int, QuestionMode | Literal["set"], int]], int]] = {
     "just before they expire": ([(DAY - 1, "peek", 0)], 8),
     "as they expire": ([(DAY, "peek", 0)], 3),
     "refused for them": ([(DAY, "check", 4)], 3),
@@ -746,6 +762,7 @@ EXPIRING: dict[str, tuple[list[tuple[int, Literal["check", "peek", "adjust", "se
     "back where nothing is left": ([(0, "check", 6), (1, "set", 0), (2, "adjust", 0)], 6),
     "back where nothing is left, and expire": ([(0, "check", 6), (1, "set", 0), (2, "adjust", 0), (DAY, "peek", 0)], 1),
     "spent, and some that never expire are back": ([(0, "check", 8), (1, "adjust", 6), (DAY, "peek", 0)], 2),
+    "spent, owed, and back to pay what is owed": ([(0, "check", 8), (1, "force", 5), (2, "adjust", 0)], 3),
     "spent, and more was used": ([(0, "check", 2), (1, "adjust", 4), (DAY, "peek", 0)], 3),
 }  # fmt: skip
 """When something happens to a counter with 3 units, and 5 that expire in a day; what, and how many units."""
@@ -1296,6 +1313,15 @@ def test_metrics_do_not_grow_with_the_names_of_rules(places: Places) -> None:
     assert len(rules) <= site.FIELDS + 3
 
 
+def test_metrics_count_outages_beside_any_number_of_rules(places: Places) -> None:
+    rules = {f"rule{n}:a": 1 for n in range(site.FIELDS)}
+
+    for number, counts in enumerate((rules, {site.OUTAGES: 3}), 1):
+        places.run(site.AddMetrics(METRICS, number, counts, {}, {}), START)
+
+    assert places.lying()[METRICS.totals][site.OUTAGES] == "3"
+
+
 def test_metrics_keep_the_subjects_that_are_refused_most(places: Places) -> None:
     many = {f"ip:{number}": 1 + (number == 5) for number in range(site.SUBJECTS * 3 // 2 + 1)}
 
@@ -1317,8 +1343,10 @@ def test_metrics_keep_the_slots_that_are_needed_longest(more: int, places: Place
     assert ("slot-0" in slots, f"slot-{most - 1}" in slots) == (not more, True)
 
 
-def recorded(number: int, counts: dict[str, int], tier: str = "", span: int = SECOND, until: int = 0) -> Operation:
-    return RecordHits(key_of("u", "s"), key_of("u", "sent:p"), TODAY, number, "a", counts, span, tier, until)
+def recorded(
+    number: int, counts: dict[str, int], tier: str = "", span: int = SECOND, until: int = 0, day: str = TODAY
+) -> Operation:
+    return RecordHits(key_of("u", "s"), key_of("u", "sent:p"), day, number, "a", counts, span, tier, until)
 
 
 def reported(number: int, counts: dict[str, int], refused: dict[str, int], slots: dict[str, int]) -> Operation:
@@ -1335,6 +1363,10 @@ STEPS_OF_UPKEEP: dict[str, list[tuple[int, Operation]]] = {
         (0, recorded(3, {"a": 2, "u": 4}, "pro")), (0, recorded(3, {"a": 2})), (0, recorded(2, {"a": 2})), (0, READ),
         (SECOND - 1, recorded(4, {"a": -1, "u": 0})), (1, recorded(5, {"r": 1}, "free")), (0, READ),
         (0, recorded(6, {"r": 1}, span=0)), (SECOND, recorded(7, {}, span=0)), (0, recorded(8, {}, "pro")), (0, READ),
+        (MINUTE, recorded(9, {"a": 1})),
+    ],
+    "sends hits that no day counts": [
+        (0, recorded(1, {"r": 1}, "pro", day="")), (0, recorded(2, {"r": 1}, "pro", day="")), (0, READ),
     ],
     "sends hits that are remembered until a moment": [
         (0, recorded(1, {"a": 1}, until=START)), (0, recorded(1, {"a": 1}, until=START + 1)), (0, READ),
@@ -1353,6 +1385,9 @@ STEPS_OF_UPKEEP: dict[str, list[tuple[int, Operation]]] = {
         (0, reported(2, {"a:a": 1, "a:s": 4}, {"ip:1": 1, "ip:2": 2}, {"slot": 2 * SECOND, "other": SECOND})),
         (SECOND, reported(3, {}, {}, {})), (SECOND, reported(4, {}, {}, {"new": MINUTE})), (0, reported(3, {}, {}, {})),
         (2 * DAY - MINUTE, reported(5, {"a:a": 1}, {"ip:1": 1}, {})),
+    ],
+    "asked for a slot that is remembered longer than the next": [
+        (0, reported(1, {}, {}, {"long": MINUTE, "short": SECOND})), (0, reported(2, {}, {}, {"other": 2 * SECOND})),
     ],
     "is alive": [
         (0, alive("a")), (0, alive("b")), (SECOND, alive("a")), (29 * SECOND - 1, alive("c")), (1, alive("c")),
@@ -1557,6 +1592,51 @@ def test_no_store_differs_in_units_that_are(places: Places, steps: list[tuple[in
     places.run_in_turn(steps)
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("used_up", "kept"), [(99, 100), (100, 1)], ids=["a hundred grants", "one more"])
+def test_no_store_keeps_more_than_a_hundred_grants_with_those_that_are_used_up(
+    places: Places, used_up: int, kept: int
+) -> None:
+    _, key = keys_of("a")
+    members = {f"0:5:{START + DAY + number}:{number}": START + DAY + number for number in range(used_up)}
+    places.age(START)
+    places.put(key, members, START + TTL, "ZADD", key, *(word for pair in members.items() for word in pair[::-1]))
+
+    places.run(granted(5, DAY // 2, 1), START)
+
+    assert len(places.states.get(key)) == kept
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    ("left", "span", "reply"),
+    [(999, DAY // 2, counters.DONE), (1_000, DAY // 2, counters.TOO_MANY), (1_000, 0, counters.DONE)],
+    ids=["one fewer", "as many", "as many, and one that never expires"],
+)
+def test_no_store_differs_in_how_many_grants_may_be_left(places: Places, left: int, span: int, reply: int) -> None:
+    total_key, key = keys_of("a")
+    members = {f"1:1:{START + DAY + number}:{number}": START + DAY + number for number in range(left)}
+    places.age(START)
+    places.put(total_key, left, START + TTL, "SET", total_key, left)
+    places.put(key, members, START + TTL, "ZADD", key, *(word for pair in members.items() for word in pair[::-1]))
+
+    assert places.run(granted(5, span, 1), START)[0] == reply
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("left", "reply"), [(999, counters.DONE), (1_000, counters.TOO_MANY)])
+def test_no_store_differs_in_whether_units_that_expire_have_room_where_they_are_moved(
+    places: Places, left: int, reply: int
+) -> None:
+    _, key = keys_of("b")
+    members = {f"1:1:{START + DAY + number}:{number}": START + DAY + number for number in range(left)}
+    places.run(granted(5, DAY // 2, 1), START)
+    places.run(counters.Set(keys_of("b"), left, TTL), START)
+    places.put(key, members, START + TTL, "ZADD", key, *(word for pair in members.items() for word in pair[::-1]))
+
+    assert places.run(moved(5), START)[0] == reply
+
+
 OF_TWO_KEYS: dict[str, Operation] = {
     "get": GET, "grants": GRANTS, "pop": POP, "set": of_a(counters.Set, 5), "take": of_a(counters.TakeUnits, 1),
     "incr": incremented(1), "grant": granted(5, DAY, 1), "grant for good": granted(5, 0, 1), "transfer": moved(0),
@@ -1690,6 +1770,28 @@ STEPS_OF_A_SUBJECT: dict[str, list[tuple[int, Operation]]] = {
 def test_no_store_differs_in_a_subject_that(places: Places, steps: list[tuple[int, Operation]]) -> None:
     filled(places)
     places.run_in_turn(steps)
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_which_leases_of_a_subject_are_read(places: Places) -> None:
+    """It counts all that have not ended, and reads the first of them to end."""
+    most = subject_contents.MAX_READ
+    of_slots = {
+        key_of("user:1", "l:many"): {f"t{number:03}": START + number for number in range(most + 3)},
+        key_of("user:1", "l:one"): {"t": START + MINUTE},
+    }
+    places.age(START)
+    for key, ends in of_slots.items():
+        places.put(key, ends, START + DAY, "ZADD", key, *(word for pair in ends.items() for word in pair[::-1]))
+    looking = subject_contents.InspectSubject(STATUS, [*of_slots, key_of("user:1", "l:none")])
+
+    now, _, many, one, none = places.in_redis(looking, START + 1)
+
+    assert [now, [], *[[int(count), *map(text, rest)] for count, *rest in (many, one, none)]] == [
+        START + 1, [],
+        [most + 1, *(str(word) for number in range(2, most + 2) for word in (f"t{number:03}", START + number))],
+        [1, "t", str(START + MINUTE)], [0],
+    ]  # fmt: skip
 
 
 LEASES_OF_UNITS = {"l1:3:": START + SECOND, "l2:4:": START + 2 * SECOND, "l3:5:": START + 3 * SECOND}
