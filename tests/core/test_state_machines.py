@@ -1689,6 +1689,13 @@ STEPS_OF_SLOTS: dict[str, list[tuple[int, Operation]]] = {
         (0, acquired("a", limit=1)), (0, released("a")), (0, acquired("b", limit=1)), (0, acquired("c", limit=1)),
         (9 * SECOND, acquired("c", limit=1)), (SECOND - 1, acquired("c", limit=1)), (1, acquired("c", limit=1)),
     ],
+    "given back at once by one of two": [
+        (0, acquired("a")), (0, acquired("b")), (0, released("a")), (0, acquired("c")), (0, acquired("d")),
+    ],
+    "given back later than the next lease ends": [
+        (0, acquired("a", limit=1, span=MINUTE)), (30 * SECOND, released("a")), (0, acquired("b", limit=1)),
+        (0, acquired("c", limit=1)),
+    ],
     "given back after their lease has ended": [
         (0, acquired("a", limit=1)), (10 * SECOND, released("a")), (0, HOLDERS), (0, acquired("a", limit=1)),
     ],
