@@ -462,6 +462,20 @@ def test_no_store_differs_in_the_hour_that_is_counted_if_the_guess_is(places: Pl
 
 
 @pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("mode", ["check", "force"])
+@pytest.mark.parametrize("off", [0, -1, DAY], ids=["right", "the day before", "the day after"])
+def test_no_store_differs_in_the_day_that_is_counted_if_the_guess_is(
+    places: Places, off: int, mode: QuestionMode
+) -> None:
+    """The store decides as the day begins."""
+    question = Question([Ask(Rule.make("r", "9/h", daily=True), "user:1", 4)])
+
+    places.decide(question, mode, MIDNIGHT, MIDNIGHT + off)
+
+    assert places.lying()[key_of("user:1", "day:2025-11-21")] == {"r:a": "1", "r:u": "3"}
+
+
+@pytest.mark.usefixtures("redis_cache")
 def test_no_store_gives_a_hit_of_the_hour_before_back_to_an_hour_that_it_did_not_guess(places: Places) -> None:
     hourly, before = Rule.make("r", "9/h", algorithm="calendar"), MIDNIGHT - 1
     first, second = (Question([Ask(hourly, "ip:1.2.3.4", cost)]) for cost in (4, 3))
