@@ -299,6 +299,36 @@ def test_the_setting_says_for_how_many_days_redis_keeps_events(
     assert (days - 1) * 86_400 < raw.ttl("quota:1:{!}:events") <= days * 86_400
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_a_ban_that_was_copied_is_on_the_list_and_is_no_event(raw: redis.Redis) -> None:
+    log = event_log_of("quota", 100, 30)
+
+    append(record(kind="listed", rule="r", subject="user:7", until=START + DAY), log=log, now=START)
+
+    assert raw.zrange(log.bans, 0, -1, withscores=True) == [(b"user:7 r", START + DAY)]
+    assert not raw.exists(log.keys[0])
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_new_ban_takes_ten_that_have_ended_off_the_list(raw: redis.Redis) -> None:
+    log = event_log_of("quota", 100, 30)
+    raw.zadd(log.bans, {f"user:{number} r": START - 11 + number for number in range(14)})
+
+    append(record(kind="banned", rule="r", subject="user:99", until=START + DAY), log=log, now=START)
+
+    assert raw.zrange(log.bans, 0, -1) == [b"user:10 r", b"user:11 r", b"user:12 r", b"user:13 r", b"user:99 r"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_the_list_of_bans_lives_as_long_as_the_longest_of_them(raw: redis.Redis) -> None:
+    log = event_log_of("quota", 100, 30)
+
+    for days in (3, 1):
+        append(record(kind="banned", subject=f"user:{days}", until=START + days * DAY), log=log, now=START)
+
+    assert 3 * 86_400 <= raw.ttl(log.bans) <= 3 * 86_400 + 3_600
+
+
 @pytest.mark.usefixtures("memory_store")
 def test_memory_keeps_no_event_for_longer_than_its_days() -> None:
     log = event_log_of("quota", 100, 30)

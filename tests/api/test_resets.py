@@ -95,6 +95,29 @@ def test_the_list_of_bans_has_none_that_was_lifted(lift: Callable[..., object], 
     assert set(raw.zrange("quota:1:{!}:bans", 0, -1)) == {b"user:42 login", b"user:8 search"}
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("lift", [reset, unban], ids=["a reset", "the end of its bans"])
+def test_the_list_of_bans_has_none_of_a_subject_of_which_all_were_lifted(
+    lift: Callable[..., object], raw: redis.Redis
+) -> None:
+    for rule, subject in (("search", SUBJECT), ("login", SUBJECT), ("search", "user:8")):
+        ban(rule, subject, 600)
+
+    lift("*", SUBJECT)
+
+    assert raw.zrange("quota:1:{!}:bans", 0, -1) == [b"user:8 search"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_the_end_of_a_ban_that_the_store_has_lost_takes_it_off_the_list(raw: redis.Redis) -> None:
+    ban("search", SUBJECT, 600)
+    raw.delete("quota:1:{user:42}:s")
+
+    unban("search", SUBJECT)
+
+    assert raw.zcard("quota:1:{!}:bans") == 0
+
+
 @pytest.mark.usefixtures("either_store")
 def test_a_star_stands_for_all_rules_of_the_subject(do: Callable[..., int]) -> None:
     with freeze(START):

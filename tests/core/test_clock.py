@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta, timezone
 
+import freezegun
 import pytest
 
 from django_quota.core.clock import (
@@ -138,6 +139,15 @@ def test_the_steady_clock_goes_on_while_the_machine_sleeps() -> None:
 
 def test_waits_are_measured_in_seconds_that_never_go_back() -> None:
     assert time.monotonic() <= elapsed() <= time.monotonic()
+
+
+def test_waits_are_measured_while_freezegun_has_stopped_the_time() -> None:
+    before = time.monotonic()
+
+    with freezegun.freeze_time("2001-01-01"):
+        found = elapsed()
+
+    assert before <= found <= time.monotonic()
 
 
 def test_a_moment_is_the_same_in_microseconds_and_as_a_datetime() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from enum import IntEnum
 from functools import cache, partial
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 from typing import Any
 from unittest.mock import Mock
 
@@ -984,6 +984,18 @@ def test_a_ban_says_after_what_it_begins_with_how_long_it_lasts(ban: Any, words:
 )  # fmt: skip
 def test_ipv4_that_is_written_as_ipv6_is_exempt_as_ipv4(written: str, network: str) -> None:
     assert Rule.make("r", "10/m", exempt=written).exempt.networks == (ip_network(network),)
+
+
+@pytest.mark.parametrize(
+    ("given", "network"),
+    [
+        (ip_address("10.1.2.3"), "10.1.2.3/32"), (ip_network("10.0.0.0/8"), "10.0.0.0/8"),
+        (ip_address("2001:db8::1"), "2001:db8::1/128"), (ip_network("2001:db8::/32"), "2001:db8::/32"),
+    ],
+    ids=["an address", "a network", "an address of IPv6", "a network of IPv6"],
+)  # fmt: skip
+def test_what_python_takes_for_a_network_may_be_exempt(given: Any, network: str) -> None:
+    assert Rule.make("r", "10/m", exempt=given).exempt.networks == (ip_network(network),)
 
 
 def test_an_empty_string_exempts_nobody_so_it_is_an_error() -> None:

@@ -42,6 +42,7 @@ from tests.support.selection import thorough
 from tests.support.steps import MINUTE, SECOND, START, answers, hits_of
 
 DAY = 86_400 * SECOND
+MIDNIGHT = START // DAY * DAY
 CLIENTS = st.sampled_from(["ip:1.2.3.4", "user:1"])
 SOME_RULES = st.just(RULES) | st.lists(st.sampled_from(RULES), min_size=1, max_size=3)
 """All of them, or a few that meet the same subjects again and again."""
@@ -369,6 +370,190 @@ def test_no_store_differs_in_a_period_of_which_one_unit_is_used(places: Places) 
         places.decide(Question([Ask(started, "user:1", 1)]), mode, START)
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("days", "left"), [(0, 30), (10, 40), (31, 61), (32, 62), (62, 62)])
+def test_no_store_differs_in_when_a_count_ends_that_was_opened_before_its_clock_stepped_back(
+    places: Places, days: int, left: int
+) -> None:
+    """It ends when its own period does, at the begin of one that may be two periods away."""
+    monthly = Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, 21))
+    question = Question([Ask(monthly, "user:1", 1)])
+
+    for later in (0, -days):
+        reply = places.decide(question, "check", MIDNIGHT + later * DAY)
+
+    assert reply[3:6] == [7, 0, left * DAY]
+
+
+def follow(places: Places, steps: Sequence[tuple[int, Rule, QuestionMode, int]]) -> int:
+    """Do what one subject does: the moment, the rule, the mode and the cost; return what is left in the end.
+
+    "adjust" settles what the first of its checks took: the cost is what was really used.
+    """
+    taken: list[Receipt] = []
+    for now, its_rule, mode, cost in steps:
+        question = Question([Ask(its_rule, "user:1", cost)])
+        if mode == "adjust":
+            places.decide(question.settled(taken[0], [cost]), mode, now)
+        else:
+            reply = places.decide(question, mode, now)
+            taken += [question.receipt(reply)] if mode == "check" else []
+    now, its_rule, *_ = steps[-1]
+    left: int = places.decide(Question([Ask(its_rule, "user:1", 0)]), "peek", now)[3]
+    return left
+
+
+Step = tuple[float, int, QuestionMode, int]
+"""The day since 21 November, the day on which a month of the subject begins, the mode, and the cost."""
+PERIODS: dict[str, tuple[list[Step], int]] = {
+    "just before it ends": ([(0, 21, "check", 4), (30 - 1 / DAY, 21, "peek", 0)], 5),
+    "as it ends": ([(0, 21, "check", 4), (30, 21, "peek", 0)], 9),
+    "after a hit since it would have ended": ([(0, 21, "check", 4), (34, 1, "check", 1), (35, 21, "peek", 0)], 4),
+    "after a hit as it would have ended": ([(0, 21, "check", 4), (30, 1, "check", 1), (31, 21, "peek", 0)], 4),
+    "after a hit just before it ends": ([(0, 21, "check", 4), (30 - 1 / DAY, 1, "check", 1), (31, 21, "peek", 0)], 9),
+    "of a hit as it began, which is given back": ([(0, 21, "check", 4), (1, 21, "adjust", 1)], 8),
+    "of a hit before it began, which is given back": (
+        [(-1, 21, "check", 4), (0, 21, "check", 3), (1, 21, "adjust", 1)], 6,
+    ),
+    "while the clock is back, before it began": ([(0, 21, "check", 4), (-1, 21, "refund", 1)], 6),
+    "of a hit before it began, which used more": ([(-1, 21, "check", 4), (0, 21, "check", 3), (1, 21, "adjust", 6)], 4),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("steps", "left"), PERIODS.values(), ids=PERIODS)
+def test_no_store_differs_in_what_a_period_has_left(places: Places, steps: list[Step], left: int) -> None:
+    moments = [MIDNIGHT + round(day * DAY) for day, *_ in steps]
+    monthly = [
+        Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, starts)) for _, starts, *_ in steps
+    ]
+
+    found = follow(places, [(*each, *step[2:]) for *each, step in zip(moments, monthly, steps, strict=True)])
+
+    assert found == left
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("now", [MIDNIGHT + 30 * DAY, MIDNIGHT + 31 * DAY], ids=["as it ends", "a day later"])
+def test_no_store_takes_the_edges_of_a_period_that_has_ended(places: Places, now: int) -> None:
+    monthly = Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, 21))
+    question = Question([Ask(monthly, "user:1", 4)])
+    places.decide(question, "check", MIDNIGHT)
+
+    reply = places.decide(question, "peek", now, MIDNIGHT + 30 * DAY - 1)
+
+    assert reply[3] == 9
+
+
+GUESSES = {
+    "right": 0, "the hour before": -1, "two hours before": -60 * MINUTE - 1, "the hour after": 60 * MINUTE,
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("off", GUESSES.values(), ids=GUESSES)
+def test_no_store_differs_in_the_hour_that_is_counted_if_the_guess_is(places: Places, off: int) -> None:
+    """The store decides as the hour begins."""
+    question = Question([Ask(Rule.make("r", "9/h", algorithm="calendar"), "ip:1.2.3.4", 4)])
+
+    reply = places.decide(question, "check", MIDNIGHT, MIDNIGHT + off)
+
+    assert reply[3:6] == [5, 0, 60 * MINUTE]
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("mode", ["check", "force"])
+@pytest.mark.parametrize("off", [0, -1, DAY], ids=["right", "the day before", "the day after"])
+def test_no_store_differs_in_the_day_that_is_counted_if_the_guess_is(
+    places: Places, off: int, mode: QuestionMode
+) -> None:
+    """The store decides as the day begins."""
+    question = Question([Ask(Rule.make("r", "9/h", daily=True), "user:1", 4)])
+
+    places.decide(question, mode, MIDNIGHT, MIDNIGHT + off)
+
+    assert places.lying()[key_of("user:1", "day:2025-11-21")] == {"r:a": "1", "r:u": "3"}
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_gives_a_hit_of_the_hour_before_back_to_an_hour_that_it_did_not_guess(places: Places) -> None:
+    hourly, before = Rule.make("r", "9/h", algorithm="calendar"), MIDNIGHT - 1
+    first, second = (Question([Ask(hourly, "ip:1.2.3.4", cost)]) for cost in (4, 3))
+    receipt = first.receipt(places.decide(first, "check", before))
+    places.decide(second, "check", MIDNIGHT)
+
+    places.decide(first.settled(receipt, [0]), "adjust", MIDNIGHT, before)
+
+    assert places.decide(second, "peek", MIDNIGHT)[3] == 6
+
+
+REFUNDS = {
+    "the value": (1, "a1", 3), "another value": (1, "b2", 2), "no value": (1, "", 2), "nothing": (0, "a1", 2),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("cost", "value", "left"), REFUNDS.values(), ids=REFUNDS)
+def test_no_store_differs_in_what_is_left_of_different_values_after_a_refund_of(
+    places: Places, cost: int, value: str, left: int
+) -> None:
+    devices = Rule.make("r", "3/m", distinct=True)
+    places.decide(Question([Ask(devices, "user:1", 1, "a1")]), "check", START)
+
+    reply = places.decide(Question([Ask(devices, "user:1", cost, value)]), "refund", START)
+
+    assert reply[3] == left
+
+
+LEFT: dict[str, tuple[Rule, list[tuple[int, QuestionMode, int]], int]] = {
+    "a refund after an older hit has expired": (
+        Rule.make("r", "5/m"), [(0, "check", 1), (50, "check", 2), (61, "refund", 1)], 4,
+    ),
+    "a refused hit that counts, of which a part has room": (
+        Rule.make("r", "6/m", count_refused=True), [(0, "check", 5), (1, "check", 3)], 0,
+    ),
+    "a hit comes back that has just expired": (
+        Rule.make("r", "5/m"), [(0, "check", 2), (30, "check", 1), (60, "adjust", 0)], 4,
+    ),
+    "a hit comes back that has expired": (
+        Rule.make("r", "5/m"), [(0, "check", 2), (30, "check", 1), (61, "adjust", 0)], 4,
+    ),
+    "a hit comes back that was refunded in part": (
+        Rule.make("r", "5/m"), [(0, "check", 4), (1, "refund", 3), (30, "check", 2), (31, "adjust", 0)], 3,
+    ),
+    "a part of a hit comes back after an older hit has expired": (
+        Rule.make("r", "5/m"), [(0, "force", 1), (30, "check", 2), (61, "adjust", 1)], 4,
+    ),
+    "a hit in a queue comes back behind which another one waits": (
+        Rule.make("r", "12/m", algorithm="leaky_bucket"), [(0, "check", 3), (1, "check", 2), (2, "adjust", 0)], 7,
+    ),
+    "a fixed window has just ended": (
+        Rule.make("r", "5/m", algorithm="fixed_window"), [(0, "check", 2), (60, "peek", 0)], 5,
+    ),
+    "a fixed window has ended, and another one begins": (
+        Rule.make("r", "5/m", algorithm="fixed_window"), [(0, "check", 2), (60, "check", 1)], 4,
+    ),
+    "an hour of the calendar has just ended": (
+        Rule.make("r", "5/h", algorithm="calendar"), [(0, "check", 2), (20 * 60, "peek", 0)], 5,
+    ),
+    "a refused hit that replaces the oldest": (
+        Rule.make("r", "6/m", count_refused=True),
+        [(0, "check", 4), (30, "check", 2), (31, "check", 3), (60, "peek", 0)], 1,
+    ),
+}  # fmt: skip
+"""The rule, what happens in which second at which cost, and what is left in the last one."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("its_rule", "steps", "left"), LEFT.values(), ids=LEFT)
+def test_no_store_differs_in_what_is_left_after(
+    places: Places, its_rule: Rule, steps: list[tuple[int, QuestionMode, int]], left: int
+) -> None:
+    found = follow(places, [(START + second * SECOND, its_rule, mode, cost) for second, mode, cost in steps])
+
+    assert found == left
+
+
 BY_SHARES = Rule.make("near", "10/m", warn_at=[0.5, 1.0])
 OF_5, OF_10 = (Rule.make("near", rate, algorithm="fixed_window", warn_at=0.8) for rate in ("5/m", "10/m"))
 NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]]] = {
@@ -524,6 +709,18 @@ def test_no_store_differs_while_its_clock_is_back_by_half_a_minute(places: Place
 
 
 @pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+def test_no_store_differs_in_what_comes_back_while_its_clock_is_back(places: Places, algorithm: str) -> None:
+    """The bucket has moved back with the clock, once."""
+    question, earlier = Question([Ask(Rule.make("few", "7/m", algorithm=algorithm), "user:1", 5)]), START - MINUTE // 2
+    receipt = question.receipt(places.decide(question, "check", START))
+
+    places.decide(question.settled(receipt, [3]), "adjust", earlier)
+
+    assert places.decide(question, "peek", earlier)[3] == 4
+
+
+@pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("actual", [0, 1, 2, 3, 4, 5])
 def test_no_store_differs_in_which_units_that_expire_come_back(places: Places, actual: int) -> None:
     """What was used counts against what expires first."""
@@ -541,11 +738,93 @@ def test_no_store_differs_in_which_units_that_expire_come_back(places: Places, a
     places.run(counters.Grants(keys), START + SECOND)
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("held", "shown"), [(2 * 10**15, 10**15), (-2 * 10**15, -(10**15))], ids=["held", "owed"])
+def test_no_store_shows_more_units_than_a_double_counts(places: Places, held: int, shown: int) -> None:
+    question = Question([Ask(CREDITS, "user:1", 1)])
+    (hit,) = question.hits
+    places.run(counters.Set((hit.limits[0].key, *hit.grants_keys), held, TTL), START)
+
+    assert places.decide(question, "peek", START)[3] == shown
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_what_is_owed_is_paid_of_what_expires_first_in_every_store(places: Places) -> None:
+    question = Question([Ask(CREDITS, "user:1", 4)])
+    (hit,) = question.hits
+    keys = (hit.limits[0].key, *hit.grants_keys)
+    for order in (1, 2):
+        mark = hit.limits[0].key.replace("}:c:", "}:granted:") + f":{order}"
+        places.run(counters.AddGrant((*keys, mark), 2, TTL, order * DAY, str(order)), START)
+    receipt = question.receipt(places.decide(question, "check", START))
+    places.run(counters.Set(keys, -1, TTL), START)
+
+    places.decide(question.settled(receipt, [0]), "adjust", START)
+
+    assert places.decide(question, "peek", START + DAY)[3] == 2
+
+
+EXPIRING: dict[str, tuple[list[tuple[int, QuestionMode | Literal["set"], int]], int]] = {
+    "just before they expire": ([(DAY - 1, "peek", 0)], 8),
+    "as they expire": ([(DAY, "peek", 0)], 3),
+    "refused for them": ([(DAY, "check", 4)], 3),
+    "spent after they have expired": ([(DAY, "check", 2)], 1),
+    "spent, and back in time": ([(0, "check", 6), (DAY - 1, "adjust", 0)], 8),
+    "spent, and back too late": ([(0, "check", 6), (DAY, "adjust", 0)], 3),
+    "spent, and a part back in time": ([(0, "check", 6), (DAY - 1, "adjust", 2), (DAY, "peek", 0)], 3),
+    "spent, and a part back too late": ([(0, "check", 6), (DAY, "adjust", 2)], 3),
+    "back where nothing is left": ([(0, "check", 6), (1, "set", 0), (2, "adjust", 0)], 6),
+    "back where nothing is left, and expire": ([(0, "check", 6), (1, "set", 0), (2, "adjust", 0), (DAY, "peek", 0)], 1),
+    "spent, and some that never expire are back": ([(0, "check", 8), (1, "adjust", 6), (DAY, "peek", 0)], 2),
+    "spent, owed, and back to pay what is owed": ([(0, "check", 8), (1, "force", 5), (2, "adjust", 0)], 3),
+    "spent, and more was used": ([(0, "check", 2), (1, "adjust", 4), (DAY, "peek", 0)], 3),
+}  # fmt: skip
+"""When something happens to a counter with 3 units, and 5 that expire in a day; what, and how many units."""
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("steps", "left"), EXPIRING.values(), ids=EXPIRING)
+def test_no_store_differs_in_what_a_counter_has_left_whose_units_are(
+    places: Places, steps: list[tuple[int, Any, int]], left: int
+) -> None:
+    (hit,) = Question([Ask(CREDITS, "user:1", 1)]).hits
+    keys, taken = (hit.limits[0].key, *hit.grants_keys), list[Receipt]()
+    mark = hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
+    places.run(counters.Set(keys, 3, TTL), START)
+    places.run(counters.AddGrant((*keys, mark), 5, TTL, DAY, "1"), START)
+
+    for later, what, units in steps:
+        now, question = START + later, Question([Ask(CREDITS, "user:1", units)])
+        if what == "set":
+            places.run(counters.Set(keys, units, TTL), now)
+        elif what == "adjust":
+            places.decide(question.settled(taken[0], [units]), what, now)
+        else:
+            taken.append(question.receipt(places.decide(question, what, now)))
+
+    assert places.decide(Question([Ask(CREDITS, "user:1", 0)]), "peek", now)[3] == left
+
+
 TEAMS = Rule.make("teams", {"free": "6/m", "team": "8/m"}, tier=lambda _: "team", daily=True)
 
 
 def named(*names: str) -> list[Asked]:
     return [next(each for each in RULES if each.name == name) for name in names]
+
+
+COUNTING_UNITS = named("exact", "slices", "fixed", "calendar", "started", "bucket", "leaky")
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("its_rule", COUNTING_UNITS, ids=[each.name for each in COUNTING_UNITS])
+def test_no_store_differs_in_how_much_of_an_estimate_comes_back(places: Places, its_rule: Asked) -> None:
+    question = Question([Ask(its_rule, "user:1", 5)])
+    before = places.decide(question, "peek", START)[3]
+    receipt = question.receipt(places.decide(question, "check", START))
+
+    places.decide(question.settled(receipt, [3]), "adjust", START)
+
+    assert places.decide(question, "peek", START)[3] == before - 3
 
 
 SEVERAL: dict[str, list[Asked]] = {
@@ -602,7 +881,6 @@ def test_no_store_differs_in_a_ban_that_code_sets(places: Places, steps: list[tu
 
 # --- counters ---------------------------------------------------------------------------------------------------------
 
-MIDNIGHT = START // DAY * DAY
 TTL = 400 * DAY
 ACCOUNTS = st.sampled_from(["a", "b"])
 OFF = st.sampled_from([0, 0, 0, 0, 0, -1, 1])
@@ -1049,6 +1327,15 @@ def test_metrics_do_not_grow_with_the_names_of_rules(places: Places) -> None:
     assert len(rules) <= site.FIELDS + 3
 
 
+def test_metrics_count_outages_beside_any_number_of_rules(places: Places) -> None:
+    rules = {f"rule{n}:a": 1 for n in range(site.FIELDS)}
+
+    for number, counts in enumerate((rules, {site.OUTAGES: 3}), 1):
+        places.run(site.AddMetrics(METRICS, number, counts, {}, {}), START)
+
+    assert places.lying()[METRICS.totals][site.OUTAGES] == "3"
+
+
 def test_metrics_keep_the_subjects_that_are_refused_most(places: Places) -> None:
     many = {f"ip:{number}": 1 + (number == 5) for number in range(site.SUBJECTS * 3 // 2 + 1)}
 
@@ -1070,8 +1357,10 @@ def test_metrics_keep_the_slots_that_are_needed_longest(more: int, places: Place
     assert ("slot-0" in slots, f"slot-{most - 1}" in slots) == (not more, True)
 
 
-def recorded(number: int, counts: dict[str, int], tier: str = "", span: int = SECOND, until: int = 0) -> Operation:
-    return RecordHits(key_of("u", "s"), key_of("u", "sent:p"), TODAY, number, "a", counts, span, tier, until)
+def recorded(
+    number: int, counts: dict[str, int], tier: str = "", span: int = SECOND, until: int = 0, day: str = TODAY
+) -> Operation:
+    return RecordHits(key_of("u", "s"), key_of("u", "sent:p"), day, number, "a", counts, span, tier, until)
 
 
 def reported(number: int, counts: dict[str, int], refused: dict[str, int], slots: dict[str, int]) -> Operation:
@@ -1088,6 +1377,10 @@ STEPS_OF_UPKEEP: dict[str, list[tuple[int, Operation]]] = {
         (0, recorded(3, {"a": 2, "u": 4}, "pro")), (0, recorded(3, {"a": 2})), (0, recorded(2, {"a": 2})), (0, READ),
         (SECOND - 1, recorded(4, {"a": -1, "u": 0})), (1, recorded(5, {"r": 1}, "free")), (0, READ),
         (0, recorded(6, {"r": 1}, span=0)), (SECOND, recorded(7, {}, span=0)), (0, recorded(8, {}, "pro")), (0, READ),
+        (MINUTE, recorded(9, {"a": 1})),
+    ],
+    "sends hits that no day counts": [
+        (0, recorded(1, {"r": 1}, "pro", day="")), (0, recorded(2, {"r": 1}, "pro", day="")), (0, READ),
     ],
     "sends hits that are remembered until a moment": [
         (0, recorded(1, {"a": 1}, until=START)), (0, recorded(1, {"a": 1}, until=START + 1)), (0, READ),
@@ -1106,6 +1399,9 @@ STEPS_OF_UPKEEP: dict[str, list[tuple[int, Operation]]] = {
         (0, reported(2, {"a:a": 1, "a:s": 4}, {"ip:1": 1, "ip:2": 2}, {"slot": 2 * SECOND, "other": SECOND})),
         (SECOND, reported(3, {}, {}, {})), (SECOND, reported(4, {}, {}, {"new": MINUTE})), (0, reported(3, {}, {}, {})),
         (2 * DAY - MINUTE, reported(5, {"a:a": 1}, {"ip:1": 1}, {})),
+    ],
+    "asked for a slot that is remembered longer than the next": [
+        (0, reported(1, {}, {}, {"long": MINUTE, "short": SECOND})), (0, reported(2, {}, {}, {"other": 2 * SECOND})),
     ],
     "is alive": [
         (0, alive("a")), (0, alive("b")), (SECOND, alive("a")), (29 * SECOND - 1, alive("c")), (1, alive("c")),
@@ -1310,6 +1606,51 @@ def test_no_store_differs_in_units_that_are(places: Places, steps: list[tuple[in
     places.run_in_turn(steps)
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("used_up", "kept"), [(99, 100), (100, 1)], ids=["a hundred grants", "one more"])
+def test_no_store_keeps_more_than_a_hundred_grants_with_those_that_are_used_up(
+    places: Places, used_up: int, kept: int
+) -> None:
+    _, key = keys_of("a")
+    members = {f"0:5:{START + DAY + number}:{number}": START + DAY + number for number in range(used_up)}
+    places.age(START)
+    places.put(key, members, START + TTL, "ZADD", key, *(word for pair in members.items() for word in pair[::-1]))
+
+    places.run(granted(5, DAY // 2, 1), START)
+
+    assert len(places.states.get(key)) == kept
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    ("left", "span", "reply"),
+    [(999, DAY // 2, counters.DONE), (1_000, DAY // 2, counters.TOO_MANY), (1_000, 0, counters.DONE)],
+    ids=["one fewer", "as many", "as many, and one that never expires"],
+)
+def test_no_store_differs_in_how_many_grants_may_be_left(places: Places, left: int, span: int, reply: int) -> None:
+    total_key, key = keys_of("a")
+    members = {f"1:1:{START + DAY + number}:{number}": START + DAY + number for number in range(left)}
+    places.age(START)
+    places.put(total_key, left, START + TTL, "SET", total_key, left)
+    places.put(key, members, START + TTL, "ZADD", key, *(word for pair in members.items() for word in pair[::-1]))
+
+    assert places.run(granted(5, span, 1), START)[0] == reply
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("left", "reply"), [(999, counters.DONE), (1_000, counters.TOO_MANY)])
+def test_no_store_differs_in_whether_units_that_expire_have_room_where_they_are_moved(
+    places: Places, left: int, reply: int
+) -> None:
+    _, key = keys_of("b")
+    members = {f"1:1:{START + DAY + number}:{number}": START + DAY + number for number in range(left)}
+    places.run(granted(5, DAY // 2, 1), START)
+    places.run(counters.Set(keys_of("b"), left, TTL), START)
+    places.put(key, members, START + TTL, "ZADD", key, *(word for pair in members.items() for word in pair[::-1]))
+
+    assert places.run(moved(5), START)[0] == reply
+
+
 OF_TWO_KEYS: dict[str, Operation] = {
     "get": GET, "grants": GRANTS, "pop": POP, "set": of_a(counters.Set, 5), "take": of_a(counters.TakeUnits, 1),
     "incr": incremented(1), "grant": granted(5, DAY, 1), "grant for good": granted(5, 0, 1), "transfer": moved(0),
@@ -1352,8 +1693,8 @@ STEPS_OF_SLOTS: dict[str, list[tuple[int, Operation]]] = {
         (10 * SECOND - 1, acquired("d")), (1, acquired("d", limit=3)), (0, HOLDERS),
     ],
     "given back": [
-        (0, acquired("a")), (0, released("a")), (0, acquired("a")), (0, acquired("b")), (3 * SECOND, released("x")),
-        (0, released("a")), (0, released("a")), (0, acquired("c")), (0, acquired("d")), (SECOND, released("b")),
+        (0, acquired("a")), (0, released("a")), (0, acquired("a")), (0, acquired("b")), (3 * SECOND + 1, released("x")),
+        (0, released("a")), (0, released("a")), (0, acquired("c")), (0, acquired("d")), (SECOND + 1, released("b")),
         (0, acquired("d", limit=4)), (0, acquired("e", limit=1)), (1, released("d", None)), (0, HOLDERS),
         (0, released("c", START + MINUTE)), (0, acquired("f", limit=1)), (0, acquired("g", limit=1)),
         (0, released("f", START, span=MINUTE)), (0, HOLDERS),
@@ -1361,6 +1702,13 @@ STEPS_OF_SLOTS: dict[str, list[tuple[int, Operation]]] = {
     "given back at once": [
         (0, acquired("a", limit=1)), (0, released("a")), (0, acquired("b", limit=1)), (0, acquired("c", limit=1)),
         (9 * SECOND, acquired("c", limit=1)), (SECOND - 1, acquired("c", limit=1)), (1, acquired("c", limit=1)),
+    ],
+    "given back at once by one of two": [
+        (0, acquired("a")), (0, acquired("b")), (0, released("a")), (0, acquired("c")), (0, acquired("d")),
+    ],
+    "given back later than the next lease ends": [
+        (0, acquired("a", limit=1, span=MINUTE)), (30 * SECOND, released("a")), (0, acquired("b", limit=1)),
+        (0, acquired("c", limit=1)),
     ],
     "given back after their lease has ended": [
         (0, acquired("a", limit=1)), (10 * SECOND, released("a")), (0, HOLDERS), (0, acquired("a", limit=1)),
@@ -1445,6 +1793,28 @@ def test_no_store_differs_in_a_subject_that(places: Places, steps: list[tuple[in
     places.run_in_turn(steps)
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_differs_in_which_leases_of_a_subject_are_read(places: Places) -> None:
+    """It counts all that have not ended, and reads the first of them to end."""
+    most = subject_contents.MAX_READ
+    of_slots = {
+        key_of("user:1", "l:many"): {f"t{number:03}": START + number for number in range(most + 3)},
+        key_of("user:1", "l:one"): {"t": START + MINUTE},
+    }
+    places.age(START)
+    for key, ends in of_slots.items():
+        places.put(key, ends, START + DAY, "ZADD", key, *(word for pair in ends.items() for word in pair[::-1]))
+    looking = subject_contents.InspectSubject(STATUS, [*of_slots, key_of("user:1", "l:none")])
+
+    now, _, many, one, none = places.in_redis(looking, START + 1)
+
+    assert [now, [], *[[int(count), *map(text, rest)] for count, *rest in (many, one, none)]] == [
+        START + 1, [],
+        [most + 1, *(str(word) for number in range(2, most + 2) for word in (f"t{number:03}", START + number))],
+        [1, "t", str(START + MINUTE)], [0],
+    ]  # fmt: skip
+
+
 LEASES_OF_UNITS = {"l1:3:": START + SECOND, "l2:4:": START + 2 * SECOND, "l3:5:": START + 3 * SECOND}
 UNITS = counters.Get((key_of("user:1", "c:credits"), key_of("user:1", "grants:credits")))
 BACK_AGAIN = GiveBackEnded(CREDIT_LEASES)
@@ -1507,6 +1877,41 @@ def test_a_total_lives_as_long_as_the_lease_that_went_back_was_remembered(
 
     assert places.states.get(total_key) == 100
     assert places.states.expiry(total_key) == remembered
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_total_that_lives_longer_than_a_lease_was_remembered_stays_as_long_as_it_would(places: Places) -> None:
+    hit = leased_since_the_start(places, LEASED[0])
+    keys, mark = (hit.limits[0].key, *hit.grants_keys), hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
+    places.run(counters.AddGrant((*keys, mark), 5, TTL, DAY, "1"), START + MINUTE)
+
+    places.run(GiveBackEnded(hit.leased_keys[0]), START + MINUTE + SECOND)  # which compares the TTLs of all places
+
+    assert [places.states.expiry(key) for key in keys] == [START + MINUTE + TTL, START + MINUTE + TTL + SECOND]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_units_that_have_expired_are_lost_once_where_two_leases_go_back(places: Places) -> None:
+    hit = leased_since_the_start(places, LEASED[0])
+    keys, mark = (hit.limits[0].key, *hit.grants_keys), hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
+    places.run(counters.AddGrant((*keys, mark), 50, TTL, ENDED - START, "1"), START)
+    places.decide(Question([Ask(LEASED[0], "user:1", 20, "lease2")]), "check", START)
+
+    ended = places.run(GiveBackEnded(hit.leased_keys[0]), ENDED)
+
+    assert (ended, places.states.get(keys[0])) == (2, 100)  # 40 that were left, and the 60 of the first lease
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_units_that_have_expired_are_lost_where_a_lease_has_no_room_to_go_back(places: Places) -> None:
+    hit = leased_since_the_start(places, LEASED[0])
+    keys, mark = (hit.limits[0].key, *hit.grants_keys), hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
+    places.run(counters.Set(keys, MAX_INT64 - 30, TTL), START)
+    places.run(counters.AddGrant((*keys, mark), 30, TTL, ENDED - START, "1"), START)
+
+    ended = places.run(GiveBackEnded(hit.leased_keys[0]), ENDED)
+
+    assert (ended, places.states.get(keys[0])) == (1, MAX_INT64 - 30)
 
 
 @pytest.mark.usefixtures("redis_cache")

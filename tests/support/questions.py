@@ -86,8 +86,9 @@ class Question:
 def driven(
     run: Callable[[Operation, int], Any], question: Question, mode: QuestionMode, now: int, guess: int | None = None
 ) -> list[Any]:
-    """Ask a store until the question has the edges that fit the time, as the limiter does; return its last reply."""
+    """Ask a store, and again if the edges do not fit the time, as the limiter does; return its last reply."""
     reply = run(question.operation(now if guess is None else guess, mode), now)
-    while reply[1] == RETRY_WITH:
+    if reply[1] == RETRY_WITH:
         reply = run(question.operation(reply[0], mode), now)
+    assert reply[1] != RETRY_WITH, "the edges around the time of the store do not fit that time"
     return reply  # type: ignore[no-any-return]

@@ -28,7 +28,6 @@ local function written(limit, problem)
     if limit.grants.had_any or limit.grants.live[1] then need_grants().write(limit.grants, limit.a) end
     return
   end
-  limit.grants = nil
   if not string.find(problem.err, 'overflow', 1, true) then error(problem, 0) end
 end
 
@@ -52,9 +51,7 @@ return {
     written(limit, need_grants().give_back(grants_of(limit), units, back))
   end,
 
-  begin = function(limit)
-    if limit.leased_key then give_back_ended(limit.leased_key, limit.key, limit.grants_key) end
-  end,
+  begin = function(limit) give_back_ended(limit.leased_key, limit.key, limit.grants_key) end,
 
   peek = function(limit)
     local total = read(limit)

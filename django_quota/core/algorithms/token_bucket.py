@@ -107,7 +107,7 @@ class TokenBucket(Algorithm[Bucket]):
         self, state: Bucket | None, p: Parameters, units: int, cost: int, moment: int, now: int
     ) -> Bucket | None:
         """Move the TAT back by no more than what has not refilled since the hit."""
-        return self._with_less(state, min(units * p.a, cost * p.a - max(0, now - moment)), now)
+        return self._with_less(state, min(units * p.a, cost * p.a - (now - moment)), now)
 
     @staticmethod
     def _with_less(state: Bucket | None, span: int, now: int) -> Bucket | None:

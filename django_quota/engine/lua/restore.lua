@@ -25,7 +25,7 @@ end
 
 -- No more than what has not refilled since the hit.
 local function give_back_bucket(limit, units, moment)
-  restore_bucket(limit, math.min(units * limit.a, limit.cost * limit.a - math.max(0, now - moment)))
+  restore_bucket(limit, math.min(units * limit.a, limit.cost * limit.a - (now - moment)))
 end
 
 return {
