@@ -476,6 +476,18 @@ def test_a_refresh_forgets_what_was_rolled_back(watch: Watch) -> None:
     assert (during, admits()) == (False, True)
 
 
+@pytest.mark.usefixtures("watch")
+def test_what_a_savepoint_undoes_does_not_hold_beside_what_its_transaction_has_saved() -> None:
+    with transaction.atomic():
+        block("ip:192.0.2.2")
+        with transaction.atomic():
+            block()
+            during = admits()
+            transaction.set_rollback(True)
+
+        assert (during, admits(), admits("ip:192.0.2.2")) == (False, True, False)
+
+
 def test_what_a_test_case_undoes_does_not_hold_though_it_has_run_the_hooks_of_the_commit(watch: Watch) -> None:
     with transaction.atomic():
         with TestCase.captureOnCommitCallbacks(execute=True):

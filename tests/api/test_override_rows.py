@@ -287,11 +287,11 @@ def test_a_moment_of_a_site_with_time_zones_has_one() -> None:
 
 @pytest.fixture
 def ended(database: object) -> None:
-    """Three overrides hold for ever, one for an hour, and one has ended."""
+    """Three overrides hold for ever, one for an hour, and one has ended. Those that were added last sort first."""
     now = datetime.now(UTC)
     ends = [None, None, None, now + timedelta(hours=1), now - timedelta(seconds=1)]
     for number, expires in enumerate(ends, 1):
-        QuotaOverride.objects.create(pk=number, subject=f"user:{number}", mode="exempt", expires=expires)
+        QuotaOverride.objects.create(pk=number, subject=f"user:{9 - number}", mode="exempt", expires=expires)
 
 
 @pytest.mark.usefixtures("ended")
