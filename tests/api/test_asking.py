@@ -200,6 +200,10 @@ class TestABodyThatCannotBeRead:
     def test_is_no_error_of_a_shadow(self) -> None:
         assert asked(self.rule(shadow=True), PLAIN, of=self.broken(UnicodeError("a byte"))) == [PLAIN_ASK]
 
+    def test_is_an_error_of_the_request_beside_a_shadow_with_the_same_key(self) -> None:
+        with pytest.raises(UnicodeError):
+            asked(self.rule(shadow=True), self.rule(), of=self.broken(UnicodeError("a byte")))
+
     def test_is_an_error_of_a_shadow_too_if_the_rule_is_wrong(self) -> None:
         with pytest.raises(RuleError, match="of the rule"):
             asked(self.rule(shadow=True), of=self.broken(RuleError("of the rule")))

@@ -348,6 +348,17 @@ def test_a_missing_number_is_asked_for(
     assert missing(read_once, table, clock) == gaps
 
 
+def test_a_number_that_was_missing_before_the_log_was_emptied_is_not_asked_for(
+    read_once: OverrideCopy, table: Table, clock: Clock
+) -> None:
+    table.block(6)
+    missing(read_once, table, clock)
+    table.log.clear()
+    table.block(1)
+
+    assert [missing(read_once, table, clock) for _ in range(2)] == [[], []]
+
+
 # --- when it is read, and who waits -----------------------------------------------------------------------------------
 
 
@@ -471,14 +482,20 @@ def test_the_connection_is_closed_two_minutes_after_the_last_refresh(
 
 
 @pytest.mark.parametrize(
-    ("error", "problem"),
+    ("error", "problem", "logged"),
     [
-        pytest.param(RuntimeError("the disk is full."), "the disk is full.", id="its message"),
-        pytest.param(RuntimeError(), "RuntimeError", id="its class without a message"),
+        pytest.param(RuntimeError("the disk is full."), "the disk is full.", "the disk is full", id="its message"),
+        pytest.param(RuntimeError(), "RuntimeError", "RuntimeError", id="its class without a message"),
     ],
 )
 def test_the_problem_of_a_refresh_that_fails_is(
-    error: Exception, problem: str, read_once: OverrideCopy, table: Table, clock: Clock
+    error: Exception,
+    problem: str,
+    logged: str,
+    read_once: OverrideCopy,
+    table: Table,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock.now += copies.WAIT_AFTER
 
@@ -486,6 +503,7 @@ def test_the_problem_of_a_refresh_that_fails_is(
         decide(read_once)
 
     assert read_once.problem == problem
+    assert caplog.messages == [f"The overrides cannot be read: {logged}. This process keeps using the 3 that it knows."]
     assert blocked(read_once) == ["user:1", "user:2", "user:3"]
 
 
