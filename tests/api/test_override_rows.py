@@ -526,7 +526,7 @@ def test_any_error_of_a_driver_that_connects_means_that_there_is_no_connection(
         with patch(f"{BaseDatabaseWrapper.__module__}.BaseDatabaseWrapper.ensure_connection", side_effect=kind("it")):
             reader.use("default")
 
-    with pytest.raises(NoConnectionError, match="^it$"):
+    with pytest.raises(NoConnectionError, match=r"^it$"):
         in_a_thread(used)
 
 
