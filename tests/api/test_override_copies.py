@@ -622,6 +622,21 @@ def test_a_process_remembers_a_thousand_changes_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("watch")
+def test_what_was_undone_does_not_hold_though_more_was_changed_than_a_process_remembers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "MAX_OWN", 1)
+
+    with transaction.atomic():
+        with transaction.atomic():
+            block()
+            transaction.set_rollback(True)
+        block("ip:192.0.2.2")
+
+        assert (admits(), admits("ip:192.0.2.2")) == (True, False)
+
+
+@pytest.mark.usefixtures("watch")
 def test_a_process_that_reads_no_refresh_remembers_only_its_last_change() -> None:
     with patch.object(DatabaseRows, "is_private", True):
         overrides.clear()
@@ -767,6 +782,28 @@ def test_a_forked_process_forgets_what_only_its_parent_can_commit(watch: Watch) 
         assert not admits()
         assert in_child(lambda: overrides._own != [] or overrides._known is not None) == 0
         assert not admits()
+
+
+@pytest.mark.usefixtures("watch")
+def test_a_forked_process_reads_again_what_its_parent_may_not_commit() -> None:
+    with transaction.atomic():
+        block()
+
+        overrides.after_fork()
+
+        assert admits()
+        transaction.set_rollback(True)
+
+
+def test_a_forked_process_uses_what_its_parent_has_read(watch: Watch) -> None:
+    block()
+    watch.let_pass(copies.WAIT_AFTER)
+    admits()
+
+    overrides.after_fork()
+
+    assert overrides.refreshing() is None
+    assert not admits()
 
 
 @pytest.mark.usefixtures("watch")
