@@ -269,6 +269,18 @@ def test_a_round_with_a_failure_says_so(thread: Background) -> None:
     assert thread.flush() is False
 
 
+def test_a_failure_is_logged_though_that_of_another_job_goes_on(
+    thread: Background, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = [counting() for _ in range(2)]
+    for number, job in enumerate(jobs, 1):
+        thread.add(job)
+        job.flush.side_effect = RuntimeError(f"no answer to job {number}")
+        thread.flush()
+
+    assert caplog.messages == [f"Cannot count, and will try again: no answer to job {number}" for number in (1, 2)]
+
+
 def test_the_end_waits_half_a_second_for_a_round_that_hangs(thread: Background) -> None:
     passes(thread)
 

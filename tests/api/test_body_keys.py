@@ -393,6 +393,7 @@ PART = '--x\r\nContent-Disposition: form-data; name="phone"\r\n\r\n1\r\n--x--\r\
         pytest.param("phone=1", FORM, "1", id="a form"),
         pytest.param(PART, MULTIPART, "1", id="an upload"),
         pytest.param("phone=1", "text/plain", None, id="a string"),
+        pytest.param("phone=1", "text/json", None, id="a type that is not that of JSON"),
         pytest.param("phone=1", "", None, id="no type"),
     ],
 )

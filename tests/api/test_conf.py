@@ -281,6 +281,7 @@ INSIDE = (ip_network("10.0.0.0/8"),)
         pytest.param("EXEMPT", ("10.0.0.0/8",), INSIDE, id="a tuple of networks"),
         pytest.param("EXEMPT", {"10.0.0.0/8"}, INSIDE, id="a set of networks"),
         pytest.param("EXEMPT", frozenset({"10.0.0.0/8"}), INSIDE, id="a frozenset of networks"),
+        pytest.param("TRUSTED_PROXY_COUNT", 2, 2, id="the number of proxies"),
         pytest.param("CREDITS_STATUS", 402, 402, id="payment required"),
         pytest.param("CLIENT_IP_HEADER", "", "", id="no header"),
     ],
@@ -289,6 +290,18 @@ def test_a_setting_takes_what_its_page_says(name: str, value: Any, found: object
     settings.QUOTA = {name: value}
 
     assert getattr(current(), name.lower()) == found
+
+
+def test_a_number_of_proxies_may_stand_beside_an_empty_list_of_them(settings: Any) -> None:
+    settings.QUOTA = {"TRUSTED_PROXY_COUNT": 2, "TRUSTED_PROXIES": []}
+
+    assert current().trusted_proxy_count == 2
+
+
+def test_a_setting_is_read_once(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"search": "5/m"}}
+
+    assert current().rules is current().rules
 
 
 def test_two_settings_that_name_a_redis_are_an_error(settings: Any) -> None:
@@ -692,6 +705,13 @@ def test_only_async_functions_and_objects_must_be_awaited(value: object, is_one:
             id="an attribute of the user",
         ),
         pytest.param(
+            "key",
+            "users.limits.by_plan",
+            "key='users.limits.by_plan' cannot be imported: No module named 'users'. Use the path of a function of the "
+            "request, for example 'shop.limits.key'.",
+            id="a package whose name begins like the user",
+        ),
+        pytest.param(
             "settle",
             "json.decoder",
             "settle='json.decoder' is module. Use a function of the request and the response.",
@@ -778,6 +798,16 @@ def test_a_call_with_something_that_is_not_a_rule_is_an_error(
         rule_of(given, options)
 
     assert str(caught.value) == error
+
+
+def test_a_wrong_rate_of_a_ban_is_not_taken_for_the_name_of_a_rule(settings: Any) -> None:
+    settings.QUOTA = {"RULES": RULES}
+
+    with pytest.raises(RuleError) as caught:
+        rule_of("5/m", {"ban": {"after": "5/mx", "for": "1h"}})
+
+    assert "'5/mx'" in str(caught.value)
+    assert "Nor is it a rule" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -932,6 +962,15 @@ def test_an_option_of_logins_is_one_of_each_limit(settings: Any) -> None:
     settings.QUOTA = {"LOGIN": {"5/m": "ip", "9/h": "username", "shadow": True}}
 
     assert [rule.shadow for rule in current().login] == [True, True]
+
+
+def test_networks_may_be_exempt_from_the_limits_of_logins(settings: Any) -> None:
+    settings.QUOTA = {"LOGIN": {"5/m": "ip", "exempt": ["198.51.100.0/24"]}}
+
+    (rule,) = current().login
+
+    assert rule.exempt is not None
+    assert rule.exempt.networks == (ip_network("198.51.100.0/24"),)
 
 
 def test_a_login_with_several_limits_by_one_key_is_one_rule(settings: Any) -> None:

@@ -617,6 +617,14 @@ class TestWhenAnOutageEnds:
 
         assert self.is_over_after(outages, clock, 1, wrote=False)
 
+    def test_by_an_answer_to_a_write_if_writes_were_refused_before_the_last_failure(
+        self, outages: Outages, clock: Clock
+    ) -> None:
+        outages.failed(StoreRefusesWrites("it is a replica"), [])
+        outages.failed(StoreUnavailable("it is gone"), [])
+
+        assert [self.is_over_after(outages, clock, 1, wrote=wrote) for wrote in (False, True)] == [False, True]
+
 
 @pytest.mark.parametrize(("seconds", "is_outage"), [(1.0, True), (1.5, False)], ids=["within a second", "later"])
 def test_two_lost_connections_are_an_outage_if_they_are_close(clock: Clock, seconds: float, is_outage: bool) -> None:

@@ -626,10 +626,12 @@ def test_what_was_undone_does_not_hold_though_more_was_changed_than_a_process_re
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(copies, "MAX_OWN", 1)
+    row = block(mode="exempt")
 
     with transaction.atomic():
         with transaction.atomic():
-            block()
+            row.mode = "blocked"
+            row.save()
             transaction.set_rollback(True)
         block("ip:192.0.2.2")
 

@@ -651,6 +651,16 @@ def test_a_subject_that_becomes_busy_gets_a_share_though_it_has_asked_long_ago()
 
 
 @pytest.mark.usefixtures("memory_store")
+def test_a_subject_that_asks_for_fewer_than_eight_units_in_a_lease_gets_no_share() -> None:
+    with freeze(START):
+        allowed(7)
+    with freeze(START + LEASE * 3 // 2):
+        allowed(1)
+
+        assert not check(HOT, SUBJECT).approximate
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_units_that_are_given_back_do_not_make_a_subject_busy() -> None:
     with freeze(START):
         allowed(6)

@@ -10,6 +10,7 @@ from django_quota import Rule, check, check_all
 from django_quota.adapters import decide
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.events import AppendEvents, EventRecord, RecordHits
+from django_quota.engine.resolving import event_log_of
 from django_quota.limiting import unasked
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.unasked import REFUSED_ONCE, TallyPlace, UnaskedHits
@@ -153,6 +154,22 @@ def test_the_log_says_what_is_left_out(
     )
 
 
+def test_what_is_sent_again_has_room_for_further_hits_though_no_other_place_has(
+    hits: UnaskedHits, sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_room_for_uncounted(1, monkeypatch)
+    hits.add(place(1), REFUSED_ONCE)
+    with no_answer(), pytest.raises(StoreUnavailable):
+        hits.flush()
+    sent.clear()
+
+    hits.add(place(1), {"r": 2})
+    hits.add(place(2), REFUSED_ONCE)
+    hits.flush()
+
+    assert [each.counts for each in sent] == [{"r": 1}, {"r": 2}]
+
+
 def test_a_round_ends_the_time_in_which_hits_are_left_out(hits: UnaskedHits, monkeypatch: pytest.MonkeyPatch) -> None:
     with_room_for_uncounted(1, monkeypatch)
     for number in (1, 2):
@@ -223,6 +240,20 @@ def test_the_event_of_a_block_says(end: int, until: int, sent: list[Any]) -> Non
         count_what_waits()
 
     assert events_in(sent) == [EventRecord("refused", "a%20rule", "user:1", until, 0, 2, cost=5, reason="blocked")]
+
+
+def test_the_event_of_a_block_is_kept_for_as_long_as_the_settings_say(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EVENTS": 70, "EVENT_DAYS": 5}
+    sent = operations_of(monkeypatch, AppendEvents)
+    blocked("user:1")
+    with freeze(START):
+        check(RULE, "user:1")
+        count_what_waits()
+
+    [append] = sent
+    assert append.log == event_log_of("quota", 70, 5)
 
 
 def test_of_several_refusals_in_a_round_the_event_reports_the_first(sent: list[Any]) -> None:
