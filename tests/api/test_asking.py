@@ -336,6 +336,16 @@ def test_an_unknown_tier_with_a_default_is_logged_with_the_tier_that_it_gets(cap
 
 
 @pytest.mark.usefixtures("log_unknown_tiers_again")
+def test_a_tier_that_is_not_a_string_is_an_unknown_one(caplog: pytest.LogCaptureFixture) -> None:
+    rule = Rule.make("tiers", {"anonymous": "5/m", "pro": "9/m"}, key="ip", tier=lambda _: ["pro"])
+
+    [ask] = run_sync(asked_flow([rule], request()))
+
+    assert [str(rate) for rate in cast("Rule", ask.rule).rates] == ["5/m"]
+    assert caplog.messages == ["Rule 'tiers' has no tier ['pro']. It is treated as 'anonymous'."]
+
+
+@pytest.mark.usefixtures("log_unknown_tiers_again")
 def test_a_tier_of_nobody_is_logged_with_the_default_tier_that_is_missing(caplog: pytest.LogCaptureFixture) -> None:
     rule = Rule.make("tiers", {"free": "5/m"}, key="ip", tier=lambda _: None)
 

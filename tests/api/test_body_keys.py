@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from django_quota import Decision, Rule, acheck, check, concurrency, peek, quota, slot
 from django_quota.adapters import adecide, decide, set_body_parser
 from django_quota.exceptions import ConfigurationError
+from django_quota.subjects.bodies import has_unread_body
 from django_quota.testing import clear, freeze
 from tests.support.calls import asubject_of, both, calls_of, subject_of
 from tests.support.inputs import inputs
@@ -585,6 +586,24 @@ def test_a_framework_parses_once_for_all_rules_though_it_finds_no_fields() -> No
     decide(request, [BY_JSON, BY_CODE, VALUES])
 
     assert parsed == ["once"]
+
+
+def test_a_body_in_which_a_framework_found_no_fields_is_not_read_again() -> None:
+    request = sent({"phone": "a"})
+    set_body_parser(request, dict)
+    before = has_unread_body(request, "json")
+
+    subject(request)
+
+    assert (before, has_unread_body(request, "json")) == (True, False)
+
+
+@pytest.mark.parametrize("kind", ["post", "json"])
+def test_a_field_that_a_framework_parsed_counts_under_the_kind_of_its_key(kind: str) -> None:
+    request = sent({"phone": "a"})
+    set_body_parser(request, lambda: {"phone": "a"})
+
+    assert subject(request, f"{kind}:phone").startswith(f"{kind}.phone:")
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0"), (float("inf"), "inf")], ids=["zero", "infinite"])

@@ -69,6 +69,11 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
             "a cost that only a request knows",
         ),
         says(
+            lambda: check_all([Entry(PLANS, USER, tier="")]),
+            "Rule 'plans' has no tier ''. Known: 'free', 'pro'.",
+            "an entry with an empty tier",
+        ),
+        says(
             lambda: check(DYNAMIC, USER),
             "The rates of rule 'dynamic' are functions of the request: pass the request as subject.",
             "a rate that only a request knows",

@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from ipaddress import ip_network
 from traceback import walk_tb
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -349,10 +350,12 @@ def test_an_error_about_a_missing_address_says_what_to_do(
         address(peer, "203.0.113.9")
 
 
-def test_a_server_that_names_no_peer_at_all_is_on_a_unix_socket(settings: Any) -> None:
+@pytest.mark.parametrize("named", [{}, {"REMOTE_ADDR": None}], ids=["no entry", "an entry without a value"])
+def test_a_server_that_names_no_peer_at_all_is_on_a_unix_socket(named: dict[str, None], settings: Any) -> None:
     settings.QUOTA = {"TRUSTED_PROXIES": ["unix"]}
     request = RequestFactory().get("/", HTTP_X_FORWARDED_FOR="203.0.113.9")
     del request.META["REMOTE_ADDR"]
+    request.META |= named
 
     assert client_ip(request) == "203.0.113.9"
 
@@ -892,6 +895,12 @@ def test_rules_with_a_rate_and_concurrency_limits_are_read_apart(settings: Any) 
     settings.QUOTA = {"RULES": RULES}
 
     assert (current().rules, current().slots()) == ({"search": "5/m"}, {"export": {"at_once": 2}})
+
+
+def test_a_concurrency_limit_may_be_a_mapping_of_any_kind(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"export": MappingProxyType({"at_once": 2})}}
+
+    assert (current().rules, list(current().slots())) == ({}, ["export"])
 
 
 def test_keys_in_the_database_have_no_prefix_of_a_cache(settings: Any) -> None:

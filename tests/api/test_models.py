@@ -575,6 +575,11 @@ class TestTheDatabase:
         assert DailyCounter(subject=f"user:{user.pk}+path:/x").user_pk is None
 
 
+def test_the_counters_of_a_user_who_was_never_saved_are_an_error() -> None:
+    with pytest.raises(RuleError, match="has no primary key"):
+        DailyCounter.objects.of_user(User(username="ann"))
+
+
 @pytest.mark.parametrize(
     ("subject", "pk"),
     [

@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 import redis
@@ -722,6 +722,18 @@ def test_a_failure_that_is_no_outage_has_one_line_in_the_log(
     assert [(each.name, each.levelname, each.getMessage()) for each in caplog.records] == [
         ("django_quota.store", level, line)
     ]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_data_of_another_program_is_logged_with_the_subject_of_the_decision_that_met_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log_everything_again()
+
+    with patch.object(current_store(), "run", side_effect=StoreDataError("it is a list")):
+        check("5/m", "user:77")
+
+    assert "Unexpected data in the store for 'user:77': it is a list. " in caplog.text
 
 
 @pytest.mark.usefixtures("memory_store")

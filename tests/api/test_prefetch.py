@@ -500,6 +500,15 @@ class TestASpentHit:
 
             assert (checks_of("user:1"), units_of("user:1")) == ({"hot": (13, 0)}, {"hot": 23})
 
+    def test_counts_its_units_once_though_others_follow(self) -> None:
+        with freeze(START):
+            allowed(8, subject="user:1")
+            for _ in range(2):
+                assert check(HOT, "user:1", 3).approximate
+                assert count_what_waits()
+
+            assert (checks_of("user:1"), units_of("user:1")) == ({"hot": (10, 0)}, {"hot": 14})
+
     def test_is_counted_though_a_test_clears_the_process(self) -> None:
         with freeze(START):
             allowed(20)

@@ -256,6 +256,15 @@ def test_the_event_of_a_block_is_kept_for_as_long_as_the_settings_say(
     assert append.log == event_log_of("quota", 70, 5)
 
 
+def test_the_event_of_a_block_has_the_first_of_several_limits(sent: list[Any]) -> None:
+    blocked("user:1")
+    with freeze(START):
+        check(Rule.make("api", "2/m", "9/h"), "user:1")
+        count_what_waits()
+
+    assert [event.capacity for event in events_in(sent)] == [2]
+
+
 def test_of_several_refusals_in_a_round_the_event_reports_the_first(sent: list[Any]) -> None:
     blocked("ip:192.0.2.7")
     rule = Rule.make("api", "2/m", key="ip")
