@@ -611,6 +611,17 @@ def test_any_number_is_a_value(number: float, text: str) -> None:
     assert of_phone(number) == of_phone(text) != "ip:192.0.2.1"
 
 
+@pytest.mark.parametrize("kind", ["post", "json"])
+def test_different_values_that_a_framework_parsed_count_as_they_were_sent(kind: str) -> None:
+    rule, found = Rule.make("values", "9/h", key="ip", distinct=f"{kind}:phone"), []
+    for phone in ("b", "B", "b"):
+        request = sent({})
+        set_body_parser(request, lambda phone=phone: {"phone": phone})
+        found.append(check(rule, request).remaining)
+
+    assert found == [8, 7, 7]
+
+
 def test_different_values_of_several_fields_count_as_they_were_sent() -> None:
     rule = Rule.make("values", "9/h", key="ip", distinct=("ip", ("ip", "json:phone")))
 

@@ -433,6 +433,16 @@ def test_a_refusal_because_the_store_does_not_answer_is_not_repeated() -> None:
 
 
 @pytest.mark.usefixtures("memory_store")
+def test_the_end_of_a_remembered_refusal_is_a_time_of_the_stores_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "_steady_clock", lambda: 10**15)
+    fill("1/h", cache_refusals=60)
+
+    [[refusal]] = get_limiter().refusals.table.values()
+
+    assert 0 < refusal.event().until - clock.now() <= 3_600 * SECOND
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_a_look_asks_the_store_though_a_refusal_is_remembered(asked: list[int]) -> None:
     with freeze(NOON):
         fill(cache_refusals=60)

@@ -897,6 +897,12 @@ def test_rules_with_a_rate_and_concurrency_limits_are_read_apart(settings: Any) 
     assert (current().rules, current().slots()) == ({"search": "5/m"}, {"export": {"at_once": 2}})
 
 
+def test_a_number_as_the_name_of_a_concurrency_limit_is_read_as_a_string(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {5: {"at_once": 2}}}
+
+    assert current().slots() == {"5": {"at_once": 2}}
+
+
 def test_a_concurrency_limit_may_be_a_mapping_of_any_kind(settings: Any) -> None:
     settings.QUOTA = {"RULES": {"export": MappingProxyType({"at_once": 2})}}
 

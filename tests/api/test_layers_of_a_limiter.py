@@ -185,6 +185,16 @@ def test_a_limiter_that_is_closed_closes_both_stores_and_the_memory_of_outages(t
     assert [each.args[0] for each in closed.mock_calls] == [*both, limiter.fallback.local]
 
 
+def test_a_limiter_that_is_closed_leaves_no_job_in_the_background() -> None:
+    before = set(flusher._jobs)
+
+    with closing(Limiter(Shared())) as limiter:
+        during = set(flusher._jobs) - before
+
+    assert during == {limiter.metrics, limiter.unasked, limiter.refusals, limiter.fallback.workers}
+    assert set(flusher._jobs) == before
+
+
 def test_a_limiter_that_is_closed_sends_nothing() -> None:
     store = MemoryStore()
     override("b 0 0 ", "*", "user:1")

@@ -626,6 +626,14 @@ class TestWhenAnOutageEnds:
         assert [self.is_over_after(outages, clock, 1, wrote=wrote) for wrote in (False, True)] == [False, True]
 
 
+def test_the_line_of_an_outage_has_one_full_stop_after_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    Outages(Clock()).failed(StoreUnavailable("it is gone."), [])
+
+    assert caplog.messages == [
+        f"{StoreUnavailable('it is gone')}. Rules decide by on_unavailable until it answers again."
+    ]
+
+
 @pytest.mark.parametrize(("seconds", "is_outage"), [(1.0, True), (1.5, False)], ids=["within a second", "later"])
 def test_two_lost_connections_are_an_outage_if_they_are_close(clock: Clock, seconds: float, is_outage: bool) -> None:
     outages = Outages(clock)

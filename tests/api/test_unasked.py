@@ -276,6 +276,17 @@ def test_of_several_refusals_in_a_round_the_event_reports_the_first(sent: list[A
     assert [event.path for event in events_in(sent)] == ["/first/"]
 
 
+def test_the_event_of_a_block_says_the_path_of_a_request_whose_body_another_rule_would_read(sent: list[Any]) -> None:
+    blocked("ip:192.0.2.7")
+    rules = [Rule.make("api", "2/m", key="ip"), Rule.make("phones", "2/m", key="json:phone")]
+    request = RequestFactory().post("/first/", {"phone": "1"}, "application/json", REMOTE_ADDR="192.0.2.7")
+    with freeze(START):
+        decide(request, rules)
+        count_what_waits()
+
+    assert [(event.rule, event.path) for event in events_in(sent)] == [("api", "/first/")]
+
+
 def test_a_block_of_a_shadow_is_no_event_and_no_signal(sent: list[Any], signals: list[tuple[str, str]]) -> None:
     blocked("user:1")
     with freeze(START):
