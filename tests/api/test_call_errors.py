@@ -1,6 +1,7 @@
 """What a call says of a mistake, word by word: what is wrong, and what to write instead."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -57,6 +58,11 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
             lambda: check("1/m", cast("Any", 7)),
             "7 is not a subject. Use a string such as 'ip:203.0.113.9', a user or a request.",
             "a number as a subject",
+        ),
+        says(
+            lambda: check("1/m", SimpleNamespace(_request="GET /")),
+            "namespace(_request='GET /') is not a subject. Use a string such as 'ip:203.0.113.9', a user or a request.",
+            "a wrapper of something that is not a request of Django",
         ),
         says(
             lambda: peek(cast("Any", CREDITS), USER),

@@ -834,6 +834,12 @@ def test_a_rate_with_the_same_options_in_any_order_is_one_rule() -> None:
     assert one is other
 
 
+def test_the_ban_of_a_call_may_be_a_mapping_of_any_kind() -> None:
+    ban = {"after": "5/m", "for": "1h"}
+
+    assert rule_of("10/m", {"ban": MappingProxyType(ban)}) is rule_of("10/m", {"ban": ban})
+
+
 @pytest.mark.parametrize("wrap", [lambda rate: rate, partial], ids=["itself", "in a partial"])
 def test_a_call_with_a_lambda_as_its_rate_needs_a_name(wrap: Any) -> None:
     rate = wrap(lambda request: "5/m")

@@ -500,6 +500,20 @@ class TestASpentHit:
 
             assert (checks_of("user:1"), units_of("user:1")) == ({"hot": (13, 0)}, {"hot": 23})
 
+    def test_is_counted_by_day_in_the_round_of_that_job(self) -> None:
+        with freeze(START):
+            allowed(20, subject="user:1")
+            get_limiter().unasked.flush()
+
+            assert checks_of("user:1") == {"hot": (20, 0)}
+
+    def test_is_counted_in_the_metrics_in_the_round_of_that_job(self) -> None:
+        with freeze(START):
+            allowed(20, subject="user:1")
+            get_limiter().metrics.flush()
+
+            assert checks_of_today() == {"hot": (20, 0, 0)}
+
     def test_counts_its_units_once_though_others_follow(self) -> None:
         with freeze(START):
             allowed(8, subject="user:1")

@@ -256,6 +256,15 @@ def test_the_event_of_a_block_is_kept_for_as_long_as_the_settings_say(
     assert append.log == event_log_of("quota", 70, 5)
 
 
+def test_the_event_of_a_block_has_the_subject_as_keys_have_it(sent: list[Any]) -> None:
+    blocked("user:a b")
+    with freeze(START):
+        check(RULE, "user:a b")
+        count_what_waits()
+
+    assert [event.subject for event in events_in(sent)] == ["user:a%20b"]
+
+
 def test_the_event_of_a_block_has_the_first_of_several_limits(sent: list[Any]) -> None:
     blocked("user:1")
     with freeze(START):
