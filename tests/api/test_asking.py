@@ -200,6 +200,11 @@ class TestABodyThatCannotBeRead:
     def test_is_no_error_of_a_shadow(self) -> None:
         assert asked(self.rule(shadow=True), PLAIN, of=self.broken(UnicodeError("a byte"))) == [PLAIN_ASK]
 
+    def test_is_no_error_of_a_shadow_that_counts_different_values(self) -> None:
+        devices = Rule.make("devices", "9/m", key="ip", distinct="post:device", shadow=True)
+
+        assert asked(devices, PLAIN, of=self.broken(UnicodeError("a byte"))) == [PLAIN_ASK]
+
     def test_is_an_error_of_the_request_beside_a_shadow_with_the_same_key(self) -> None:
         with pytest.raises(UnicodeError):
             asked(self.rule(shadow=True), self.rule(), of=self.broken(UnicodeError("a byte")))

@@ -168,6 +168,22 @@ def test_a_round_begins_a_second_after_the_last_one(thread: Background, elapsed:
     assert rounds == [1, 2]
 
 
+def test_a_round_that_takes_long_is_followed_by_a_second_of_rest(thread: Background, elapsed: Clock) -> None:
+    def take_long() -> None:
+        elapsed.now += 5.0
+
+    thread.add(job := counting())
+    job.flush.side_effect = take_long
+    thread.wake()
+    wait_until(lambda: job.flush.call_count == 1 and not thread.is_woken)
+    passes(thread)
+
+    thread.wake()
+    passes(thread)
+
+    assert job.flush.call_count == 1
+
+
 def test_a_round_is_not_repeated_unless_it_is_woken(thread: Background, elapsed: Clock) -> None:
     thread.add(job := counting())
     thread.wake()

@@ -598,6 +598,14 @@ def test_a_body_in_which_a_framework_found_no_fields_is_not_read_again() -> None
     assert (before, has_unread_body(request, "json")) == (True, False)
 
 
+def test_a_dot_in_the_name_of_a_field_of_a_form_leads_nowhere_though_a_framework_parsed_it() -> None:
+    request = sent({"user": {"name": "a"}})
+    set_body_parser(request, lambda: {"user": {"name": "a"}, "user.phone": "1"})
+
+    assert subject(request, "post:user.phone").startswith("post.user.phone:")
+    assert subject(request, "post:user.name") == IP
+
+
 @pytest.mark.parametrize("kind", ["post", "json"])
 def test_a_field_that_a_framework_parsed_counts_under_the_kind_of_its_key(kind: str) -> None:
     request = sent({"phone": "a"})

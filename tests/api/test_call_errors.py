@@ -75,6 +75,11 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
             "a cost that only a request knows",
         ),
         says(
+            lambda: check_all([Entry(CREDITS, USER, 1, tier="")]),
+            f"Counter 'credits' has no tier ''. {ENTRIES_HINT}",
+            "a counter with an empty tier",
+        ),
+        says(
             lambda: check_all([Entry(PLANS, USER, tier="")]),
             "Rule 'plans' has no tier ''. Known: 'free', 'pro'.",
             "an entry with an empty tier",

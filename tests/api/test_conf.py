@@ -122,7 +122,7 @@ def test_a_setting_that_is_not_a_dict_is_an_error(settings: Any, given: object) 
         ({}, "staging", "staging:quota"), ({"PREFIX": "own"}, "staging", "staging:own"), ({}, "", "quota"),
         ({}, "{a} ä", "%7Ba%7D%20%C3%A4:quota"), ({}, 5, "5:quota"), ({"CACHE": "other"}, "staging", "quota"),
         ({"CACHE": "nowhere"}, "staging", "quota"), ({"REDIS": "redis://127.0.0.1/0"}, "staging", "quota"),
-        ({"STORE": "database"}, "staging", "quota"),
+        ({"STORE": "database"}, "staging", "quota"), ({"REDIS": None}, "staging", "staging:quota"),
     ],
 )  # fmt: skip
 def test_keys_begin_with_the_key_prefix_of_the_alias_that_counts(
@@ -755,6 +755,11 @@ def test_paths_in_a_rule_become_functions(option: str, value: object, found: obj
     assert import_option(option, value) == found
 
 
+def test_words_in_the_place_of_a_function_of_a_rule_are_an_error() -> None:
+    with pytest.raises(RuleError, match=r"^cost='five units' cannot be imported"):
+        import_option("cost", "five units")
+
+
 RATE_HINT = (
     "Write a count in digits alone, a slash and a window: '10/m', '5/30s', '1000 per day', or several: '10/s; 500/h'."
 )
@@ -970,8 +975,9 @@ def test_a_site_limits_logins_by_the_setting_or_our_backend(
     [
         ({"5/m": "ip", "9/h": "username"}, {"login-ip": True, "login-username": False}),
         ({"5/m": ["ip", "username"], "9/h": ["username"]}, {"login-username-ip": True, "login-username": False}),
+        ({"9/h": "username", "5/m": "ip"}, {"login-username": False, "login-ip": True}),
     ],
-    ids=["by address", "by both"],
+    ids=["by address", "by both", "by address in the second place"],
 )  # fmt: skip
 def test_a_user_name_alone_is_never_banned(given: Any, bans: dict[str, bool], settings: Any) -> None:
     settings.QUOTA = {"LOGIN": {**given, "ban": {"after": "5/m", "for": "1h"}}}
