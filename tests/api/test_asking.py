@@ -200,6 +200,15 @@ class TestABodyThatCannotBeRead:
     def test_is_no_error_of_a_shadow(self) -> None:
         assert asked(self.rule(shadow=True), PLAIN, of=self.broken(UnicodeError("a byte"))) == [PLAIN_ASK]
 
+    def test_is_no_error_of_a_shadow_that_counts_different_values(self) -> None:
+        devices = Rule.make("devices", "9/m", key="ip", distinct="post:device", shadow=True)
+
+        assert asked(devices, PLAIN, of=self.broken(UnicodeError("a byte"))) == [PLAIN_ASK]
+
+    def test_is_an_error_of_the_request_beside_a_shadow_with_the_same_key(self) -> None:
+        with pytest.raises(UnicodeError):
+            asked(self.rule(shadow=True), self.rule(), of=self.broken(UnicodeError("a byte")))
+
     def test_is_an_error_of_a_shadow_too_if_the_rule_is_wrong(self) -> None:
         with pytest.raises(RuleError, match="of the rule"):
             asked(self.rule(shadow=True), of=self.broken(RuleError("of the rule")))
@@ -329,6 +338,16 @@ def test_an_unknown_tier_with_a_default_is_logged_with_the_tier_that_it_gets(cap
     assert caplog.record_tuples == [
         ("django_quota.web", logging.ERROR, "Rule 'tiers' has no tier 'prp'. It is treated as 'anonymous'.")
     ]
+
+
+@pytest.mark.usefixtures("log_unknown_tiers_again")
+def test_a_tier_that_is_not_a_string_is_an_unknown_one(caplog: pytest.LogCaptureFixture) -> None:
+    rule = Rule.make("tiers", {"anonymous": "5/m", "pro": "9/m"}, key="ip", tier=lambda _: ["pro"])
+
+    [ask] = run_sync(asked_flow([rule], request()))
+
+    assert [str(rate) for rate in cast("Rule", ask.rule).rates] == ["5/m"]
+    assert caplog.messages == ["Rule 'tiers' has no tier ['pro']. It is treated as 'anonymous'."]
 
 
 @pytest.mark.usefixtures("log_unknown_tiers_again")

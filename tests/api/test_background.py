@@ -168,6 +168,22 @@ def test_a_round_begins_a_second_after_the_last_one(thread: Background, elapsed:
     assert rounds == [1, 2]
 
 
+def test_a_round_that_takes_long_is_followed_by_a_second_of_rest(thread: Background, elapsed: Clock) -> None:
+    def take_long() -> None:
+        elapsed.now += 5.0
+
+    thread.add(job := counting())
+    job.flush.side_effect = take_long
+    thread.wake()
+    wait_until(lambda: job.flush.call_count == 1 and not thread.is_woken)
+    passes(thread)
+
+    thread.wake()
+    passes(thread)
+
+    assert job.flush.call_count == 1
+
+
 def test_a_round_is_not_repeated_unless_it_is_woken(thread: Background, elapsed: Clock) -> None:
     thread.add(job := counting())
     thread.wake()
@@ -267,6 +283,18 @@ def test_a_round_with_a_failure_says_so(thread: Background) -> None:
     jobs[0].flush.side_effect = RuntimeError("no answer")
 
     assert thread.flush() is False
+
+
+def test_a_failure_is_logged_though_that_of_another_job_goes_on(
+    thread: Background, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = [counting() for _ in range(2)]
+    for number, job in enumerate(jobs, 1):
+        thread.add(job)
+        job.flush.side_effect = RuntimeError(f"no answer to job {number}")
+        thread.flush()
+
+    assert caplog.messages == [f"Cannot count, and will try again: no answer to job {number}" for number in (1, 2)]
 
 
 def test_the_end_waits_half_a_second_for_a_round_that_hangs(thread: Background) -> None:

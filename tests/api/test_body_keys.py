@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from django_quota import Decision, Rule, acheck, check, concurrency, peek, quota, slot
 from django_quota.adapters import adecide, decide, set_body_parser
 from django_quota.exceptions import ConfigurationError
+from django_quota.subjects.bodies import has_unread_body
 from django_quota.testing import clear, freeze
 from tests.support.calls import asubject_of, both, calls_of, subject_of
 from tests.support.inputs import inputs
@@ -393,6 +394,7 @@ PART = '--x\r\nContent-Disposition: form-data; name="phone"\r\n\r\n1\r\n--x--\r\
         pytest.param("phone=1", FORM, "1", id="a form"),
         pytest.param(PART, MULTIPART, "1", id="an upload"),
         pytest.param("phone=1", "text/plain", None, id="a string"),
+        pytest.param("phone=1", "text/json", None, id="a type that is not that of JSON"),
         pytest.param("phone=1", "", None, id="no type"),
     ],
 )
@@ -586,9 +588,46 @@ def test_a_framework_parses_once_for_all_rules_though_it_finds_no_fields() -> No
     assert parsed == ["once"]
 
 
+def test_a_body_in_which_a_framework_found_no_fields_is_not_read_again() -> None:
+    request = sent({"phone": "a"})
+    set_body_parser(request, dict)
+    before = has_unread_body(request, "json")
+
+    subject(request)
+
+    assert (before, has_unread_body(request, "json")) == (True, False)
+
+
+def test_a_dot_in_the_name_of_a_field_of_a_form_leads_nowhere_though_a_framework_parsed_it() -> None:
+    request = sent({"user": {"name": "a"}})
+    set_body_parser(request, lambda: {"user": {"name": "a"}, "user.phone": "1"})
+
+    assert subject(request, "post:user.phone").startswith("post.user.phone:")
+    assert subject(request, "post:user.name") == IP
+
+
+@pytest.mark.parametrize("kind", ["post", "json"])
+def test_a_field_that_a_framework_parsed_counts_under_the_kind_of_its_key(kind: str) -> None:
+    request = sent({"phone": "a"})
+    set_body_parser(request, lambda: {"phone": "a"})
+
+    assert subject(request, f"{kind}:phone").startswith(f"{kind}.phone:")
+
+
 @pytest.mark.parametrize(("number", "text"), [(0, "0"), (float("inf"), "inf")], ids=["zero", "infinite"])
 def test_any_number_is_a_value(number: float, text: str) -> None:
     assert of_phone(number) == of_phone(text) != "ip:192.0.2.1"
+
+
+@pytest.mark.parametrize("kind", ["post", "json"])
+def test_different_values_that_a_framework_parsed_count_as_they_were_sent(kind: str) -> None:
+    rule, found = Rule.make("values", "9/h", key="ip", distinct=f"{kind}:phone"), []
+    for phone in ("b", "B", "b"):
+        request = sent({})
+        set_body_parser(request, lambda phone=phone: {"phone": phone})
+        found.append(check(rule, request).remaining)
+
+    assert found == [8, 7, 7]
 
 
 def test_different_values_of_several_fields_count_as_they_were_sent() -> None:

@@ -423,6 +423,26 @@ def test_no_refusal_is_repeated_beside_a_counter_that_may_be_topped_up(asked: li
 
 
 @pytest.mark.usefixtures("memory_store")
+def test_a_refusal_because_the_store_does_not_answer_is_not_repeated() -> None:
+    rule = Rule.make("code", "5/m", on_unavailable="deny", cache_refusals=60)
+    with freeze(NOON):
+        with no_answer():
+            in_outage = check(rule, SUBJECT)
+
+        assert (in_outage.enforced, check(rule, SUBJECT).enforced) == (True, False)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_end_of_a_remembered_refusal_is_a_time_of_the_stores_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "_steady_clock", lambda: 10**15)
+    fill("1/h", cache_refusals=60)
+
+    [[refusal]] = get_limiter().refusals.table.values()
+
+    assert 0 < refusal.event().until - clock.now() <= 3_600 * SECOND
+
+
+@pytest.mark.usefixtures("memory_store")
 def test_a_look_asks_the_store_though_a_refusal_is_remembered(asked: list[int]) -> None:
     with freeze(NOON):
         fill(cache_refusals=60)

@@ -1,6 +1,7 @@
 """What a call says of a mistake, word by word: what is wrong, and what to write instead."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -59,6 +60,11 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
             "a number as a subject",
         ),
         says(
+            lambda: check("1/m", SimpleNamespace(_request="GET /")),
+            "namespace(_request='GET /') is not a subject. Use a string such as 'ip:203.0.113.9', a user or a request.",
+            "a wrapper of something that is not a request of Django",
+        ),
+        says(
             lambda: peek(cast("Any", CREDITS), USER),
             f"{CREDITS!r} is not a rule or a rate. Use its take(), or make it an entry of check_all().",
             "a counter as a rule",
@@ -67,6 +73,16 @@ def says(call: Callable[[], object], text: str, name: str) -> Any:
             lambda: check(COSTLY, USER),
             "The cost of rule 'costly' is a function of the request: pass cost= here.",
             "a cost that only a request knows",
+        ),
+        says(
+            lambda: check_all([Entry(CREDITS, USER, 1, tier="")]),
+            f"Counter 'credits' has no tier ''. {ENTRIES_HINT}",
+            "a counter with an empty tier",
+        ),
+        says(
+            lambda: check_all([Entry(PLANS, USER, tier="")]),
+            "Rule 'plans' has no tier ''. Known: 'free', 'pro'.",
+            "an entry with an empty tier",
         ),
         says(
             lambda: check(DYNAMIC, USER),

@@ -1336,6 +1336,15 @@ def test_w032_there_are_too_many_overrides_that_have_not_ended(database: Any, mo
     assert _database_findings() == [("W032", words)]
 
 
+def test_w032_writes_large_numbers_with_commas(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_quota.http.checks.count_overrides", lambda: 100_001)
+
+    [(_, words)] = _database_findings()
+
+    assert words.startswith("100,001 overrides have not ended. ")
+    assert " More than 100,000 cost much memory and time. " in words
+
+
 # --- tenants ----------------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from ipaddress import ip_network
 from traceback import walk_tb
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -121,7 +122,7 @@ def test_a_setting_that_is_not_a_dict_is_an_error(settings: Any, given: object) 
         ({}, "staging", "staging:quota"), ({"PREFIX": "own"}, "staging", "staging:own"), ({}, "", "quota"),
         ({}, "{a} ä", "%7Ba%7D%20%C3%A4:quota"), ({}, 5, "5:quota"), ({"CACHE": "other"}, "staging", "quota"),
         ({"CACHE": "nowhere"}, "staging", "quota"), ({"REDIS": "redis://127.0.0.1/0"}, "staging", "quota"),
-        ({"STORE": "database"}, "staging", "quota"),
+        ({"STORE": "database"}, "staging", "quota"), ({"REDIS": None}, "staging", "staging:quota"),
     ],
 )  # fmt: skip
 def test_keys_begin_with_the_key_prefix_of_the_alias_that_counts(
@@ -144,6 +145,8 @@ HEADER = "Use the name of a header with one address, for example 'CF-Connecting-
         ("ENABLED", 1, "is 1. Use True or False."),
         ("STORE", "postgres", "is 'postgres'. Use 'redis', 'database' or 'memory'."),
         ("PREFIX", "a{b", "is 'a{b'. Use a string without braces, for example 'quota'."),
+        ("PREFIX", "a}b", "is 'a}b'. Use a string without braces, for example 'quota'."),
+        ("PREFIX", "", "is ''. Use a string without braces, for example 'quota'."),
         ("IPV6_PREFIX", 0, "is 0. Use a number from 1 to 128, for example 64."),
         ("IPV6_PREFIX", True, "is True. Use a number from 1 to 128, for example 64."),
         ("EVENT_DAYS", 0, "is 0. Use a number from 1 to 400, for example 30."),
@@ -278,6 +281,8 @@ INSIDE = (ip_network("10.0.0.0/8"),)
         pytest.param("TRUSTED_PROXIES", frozenset({"10.0.0.0/8"}), INSIDE, id="a frozenset of proxies"),
         pytest.param("EXEMPT", ("10.0.0.0/8",), INSIDE, id="a tuple of networks"),
         pytest.param("EXEMPT", {"10.0.0.0/8"}, INSIDE, id="a set of networks"),
+        pytest.param("EXEMPT", frozenset({"10.0.0.0/8"}), INSIDE, id="a frozenset of networks"),
+        pytest.param("TRUSTED_PROXY_COUNT", 2, 2, id="the number of proxies"),
         pytest.param("CREDITS_STATUS", 402, 402, id="payment required"),
         pytest.param("CLIENT_IP_HEADER", "", "", id="no header"),
     ],
@@ -286,6 +291,18 @@ def test_a_setting_takes_what_its_page_says(name: str, value: Any, found: object
     settings.QUOTA = {name: value}
 
     assert getattr(current(), name.lower()) == found
+
+
+def test_a_number_of_proxies_may_stand_beside_an_empty_list_of_them(settings: Any) -> None:
+    settings.QUOTA = {"TRUSTED_PROXY_COUNT": 2, "TRUSTED_PROXIES": []}
+
+    assert current().trusted_proxy_count == 2
+
+
+def test_a_setting_is_read_once(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"search": "5/m"}}
+
+    assert current().rules is current().rules
 
 
 def test_two_settings_that_name_a_redis_are_an_error(settings: Any) -> None:
@@ -333,10 +350,12 @@ def test_an_error_about_a_missing_address_says_what_to_do(
         address(peer, "203.0.113.9")
 
 
-def test_a_server_that_names_no_peer_at_all_is_on_a_unix_socket(settings: Any) -> None:
+@pytest.mark.parametrize("named", [{}, {"REMOTE_ADDR": None}], ids=["no entry", "an entry without a value"])
+def test_a_server_that_names_no_peer_at_all_is_on_a_unix_socket(named: dict[str, None], settings: Any) -> None:
     settings.QUOTA = {"TRUSTED_PROXIES": ["unix"]}
     request = RequestFactory().get("/", HTTP_X_FORWARDED_FOR="203.0.113.9")
     del request.META["REMOTE_ADDR"]
+    request.META |= named
 
     assert client_ip(request) == "203.0.113.9"
 
@@ -598,6 +617,18 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
             "QUOTA[\"LOGIN\"]['5/m'] is []. Use 'username', 'ip' or ['username', 'ip'].",
             id="not a key of logins",
         ),
+        pytest.param(
+            {"LOGIN": {"5/m": ["ip", "email"]}},
+            "login",
+            "QUOTA[\"LOGIN\"]['5/m'] is ['ip', 'email']. Use 'username', 'ip' or ['username', 'ip'].",
+            id="a known and an unknown key of logins",
+        ),
+        pytest.param(
+            {"LOGIN": {"5/m": ("ip", "ip")}},
+            "login",
+            "QUOTA[\"LOGIN\"]['5/m'] is ('ip', 'ip'). Use 'username', 'ip' or ['username', 'ip'].",
+            id="the same key of logins twice",
+        ),
     ],
 )
 def test_the_error_of_a_wrong_setting_has_its_name_its_value_and_what_to_use(
@@ -677,6 +708,13 @@ def test_only_async_functions_and_objects_must_be_awaited(value: object, is_one:
             id="an attribute of the user",
         ),
         pytest.param(
+            "key",
+            "users.limits.by_plan",
+            "key='users.limits.by_plan' cannot be imported: No module named 'users'. Use the path of a function of the "
+            "request, for example 'shop.limits.key'.",
+            id="a package whose name begins like the user",
+        ),
+        pytest.param(
             "settle",
             "json.decoder",
             "settle='json.decoder' is module. Use a function of the request and the response.",
@@ -715,6 +753,11 @@ def test_a_path_that_leads_to_no_function_is_an_error(option: str, given: str, e
 )
 def test_paths_in_a_rule_become_functions(option: str, value: object, found: object) -> None:
     assert import_option(option, value) == found
+
+
+def test_words_in_the_place_of_a_function_of_a_rule_are_an_error() -> None:
+    with pytest.raises(RuleError, match=r"^cost='five units' cannot be imported"):
+        import_option("cost", "five units")
 
 
 RATE_HINT = (
@@ -765,6 +808,16 @@ def test_a_call_with_something_that_is_not_a_rule_is_an_error(
     assert str(caught.value) == error
 
 
+def test_a_wrong_rate_of_a_ban_is_not_taken_for_the_name_of_a_rule(settings: Any) -> None:
+    settings.QUOTA = {"RULES": RULES}
+
+    with pytest.raises(RuleError) as caught:
+        rule_of("5/m", {"ban": {"after": "5/mx", "for": "1h"}})
+
+    assert "'5/mx'" in str(caught.value)
+    assert "Nor is it a rule" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("rate", "options", "name"),
     [
@@ -784,6 +837,12 @@ def test_a_rate_with_the_same_options_in_any_order_is_one_rule() -> None:
     one, other = rule_of("10/m", {"shadow": True, "ban": ban}), rule_of("10/m", {"ban": ban, "shadow": True})
 
     assert one is other
+
+
+def test_the_ban_of_a_call_may_be_a_mapping_of_any_kind() -> None:
+    ban = {"after": "5/m", "for": "1h"}
+
+    assert rule_of("10/m", {"ban": MappingProxyType(ban)}) is rule_of("10/m", {"ban": ban})
 
 
 @pytest.mark.parametrize("wrap", [lambda rate: rate, partial], ids=["itself", "in a partial"])
@@ -849,6 +908,18 @@ def test_rules_with_a_rate_and_concurrency_limits_are_read_apart(settings: Any) 
     assert (current().rules, current().slots()) == ({"search": "5/m"}, {"export": {"at_once": 2}})
 
 
+def test_a_number_as_the_name_of_a_concurrency_limit_is_read_as_a_string(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {5: {"at_once": 2}}}
+
+    assert current().slots() == {"5": {"at_once": 2}}
+
+
+def test_a_concurrency_limit_may_be_a_mapping_of_any_kind(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"export": MappingProxyType({"at_once": 2})}}
+
+    assert (current().rules, list(current().slots())) == ({}, ["export"])
+
+
 def test_keys_in_the_database_have_no_prefix_of_a_cache(settings: Any) -> None:
     settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": "shop"}}
     settings.QUOTA = {"PREFIX": "limits"}
@@ -904,8 +975,9 @@ def test_a_site_limits_logins_by_the_setting_or_our_backend(
     [
         ({"5/m": "ip", "9/h": "username"}, {"login-ip": True, "login-username": False}),
         ({"5/m": ["ip", "username"], "9/h": ["username"]}, {"login-username-ip": True, "login-username": False}),
+        ({"9/h": "username", "5/m": "ip"}, {"login-username": False, "login-ip": True}),
     ],
-    ids=["by address", "by both"],
+    ids=["by address", "by both", "by address in the second place"],
 )  # fmt: skip
 def test_a_user_name_alone_is_never_banned(given: Any, bans: dict[str, bool], settings: Any) -> None:
     settings.QUOTA = {"LOGIN": {**given, "ban": {"after": "5/m", "for": "1h"}}}
@@ -917,6 +989,15 @@ def test_an_option_of_logins_is_one_of_each_limit(settings: Any) -> None:
     settings.QUOTA = {"LOGIN": {"5/m": "ip", "9/h": "username", "shadow": True}}
 
     assert [rule.shadow for rule in current().login] == [True, True]
+
+
+def test_networks_may_be_exempt_from_the_limits_of_logins(settings: Any) -> None:
+    settings.QUOTA = {"LOGIN": {"5/m": "ip", "exempt": ["198.51.100.0/24"]}}
+
+    (rule,) = current().login
+
+    assert rule.exempt is not None
+    assert rule.exempt.networks == (ip_network("198.51.100.0/24"),)
 
 
 def test_a_login_with_several_limits_by_one_key_is_one_rule(settings: Any) -> None:

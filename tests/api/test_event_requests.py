@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import AnonymousUser, User
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils.functional import SimpleLazyObject
 from hypothesis import HealthCheck, given
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from django_quota import acheck, ban, check, quota
 from django_quota.core.clock import DAY
 from django_quota.engine.decide import Decide
-from django_quota.engine.events import AppendEvents, EventLog, EventRecord
+from django_quota.engine.events import AppendEvents, EventLog, EventRecord, EventSource
 from django_quota.engine.operations import lua_source
 from django_quota.engine.resolving import event_log_of
 from django_quota.exceptions import StoreUnavailable
@@ -27,6 +27,7 @@ from django_quota.features.events import Event, EventFilter, EventReader, Memory
 from django_quota.limiting.registry import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.stores.memory import MemoryStore
+from django_quota.subjects.sources import source_of
 from django_quota.testing import freeze
 from tests.support.calls import both, run
 from tests.support.events import event_fields, record
@@ -59,6 +60,13 @@ def reports(request: Any) -> Any:
 @quota("0/m", key="ip", name="reports")
 async def reports_async(request: Any) -> Any:
     raise AssertionError
+
+
+def test_a_request_without_a_method_has_none_in_its_events() -> None:
+    request = HttpRequest()
+    request.path = "/api/"
+
+    assert source_of(request) == EventSource("", "", "/api/")
 
 
 @both

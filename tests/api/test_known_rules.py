@@ -63,6 +63,12 @@ def test_a_rule_that_cannot_be_read_is_known_with_the_reason() -> None:
     assert "10/fortnight" in wrong
 
 
+def test_a_number_as_the_name_of_a_rule_is_known_as_a_string(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {5: "10/m"}}
+
+    assert set(known_rules()) == {"5", "search", "viewed"}
+
+
 def test_a_site_without_urls_knows_the_rules_of_its_settings(settings: Any) -> None:
     del settings.ROOT_URLCONF
 
@@ -127,13 +133,25 @@ def test_a_value_in_the_place_of_a_rule_that_is_not_a_string_is_an_error_of_the_
         known_rule(given)
 
 
-def test_an_unknown_name_is_an_error_with_the_nearest_name() -> None:
+def test_of_a_long_subject_in_the_place_of_a_rule_the_error_shows_both_ends() -> None:
     with pytest.raises(RuleError) as caught:
-        known_rule("serch")
+        known_rule("user:" + "7" * 99)
+
+    assert str(caught.value).startswith("'user:7777777...7777777777777' is a subject, not a rule or a rate. ")
+
+
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [("serch", "search"), ("vieved", "viewed")],
+    ids=["that of a rule of the settings", "that of a rule of a view"],
+)
+def test_an_unknown_name_is_an_error_with_the_nearest_name(given: str, near: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        known_rule(given)
 
     assert str(caught.value) == (
-        "'serch' is not a rate, nor a rule of the settings or the views. Did you mean 'search'? For a rule "
-        "that only a call names, pass it: Rule.make('serch', rate)."
+        f"'{given}' is not a rate, nor a rule of the settings or the views. Did you mean '{near}'? For a rule "
+        f"that only a call names, pass it: Rule.make('{given}', rate)."
     )
 
 
@@ -193,3 +211,20 @@ def test_a_finder_adds_rules_of_an_integration(monkeypatch: pytest.MonkeyPatch) 
 
     assert ["integrated" in found for found in names] == [True, True]
     assert seen == [2]  # the views are read once
+
+
+def test_a_finder_that_the_views_register_when_they_are_loaded_is_asked_at_once(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "rule_finders", [])
+
+    class Urls:
+        @property
+        def urlpatterns(self) -> list[Any]:
+            if not known.rule_finders:
+                known.register_rule_finder(lambda _: [Rule.make("integrated", "3/m")])
+            return []
+
+    settings.ROOT_URLCONF = Urls()
+
+    assert "integrated" in known_rules()

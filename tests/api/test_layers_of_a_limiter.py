@@ -21,7 +21,7 @@ from django_quota.limiting import fallback, metrics, stores
 from django_quota.limiting import limiter as limiter_module
 from django_quota.limiting.fallback import Workers
 from django_quota.limiting.flusher import flusher
-from django_quota.limiting.limiter import Limiter
+from django_quota.limiting.limiter import Limiter, scope_of
 from django_quota.limiting.registry import clear_memory, counting_stores, force_store, get_limiter
 from django_quota.limiting.stores import Cleaning
 from django_quota.metrics import observe, unobserve
@@ -51,6 +51,15 @@ def forced(store: MemoryStore | None) -> Iterator[None]:
         yield
     finally:
         force_store(before)
+
+
+def test_the_keys_in_the_database_have_no_prefix_of_a_cache(settings: Any) -> None:
+    settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": "shop"}}
+    settings.QUOTA = {"PREFIX": "limits"}
+
+    scope = scope_of(current())
+
+    assert (scope.prefix, scope.database_prefix) == ("shop:limits", "limits")
 
 
 # --- two stores -------------------------------------------------------------------------------------------------------
@@ -174,6 +183,16 @@ def test_a_limiter_that_is_closed_closes_both_stores_and_the_memory_of_outages(t
         limiter.close()
 
     assert [each.args[0] for each in closed.mock_calls] == [*both, limiter.fallback.local]
+
+
+def test_a_limiter_that_is_closed_leaves_no_job_in_the_background() -> None:
+    before = set(flusher._jobs)
+
+    with closing(Limiter(Shared())) as limiter:
+        during = set(flusher._jobs) - before
+
+    assert during == {limiter.metrics, limiter.unasked, limiter.refusals, limiter.fallback.workers}
+    assert set(flusher._jobs) == before
 
 
 def test_a_limiter_that_is_closed_sends_nothing() -> None:

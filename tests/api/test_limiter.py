@@ -326,6 +326,13 @@ def test_a_call_that_blocks_an_event_loop_warns_once_a_place(settings: Any, memo
     assert lines == ['check("1/m", "user:1")', 'counter("clicks").incr("user:1")']
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_a_cost_of_nothing_that_a_call_gives_is_not_that_of_the_function_of_its_rule() -> None:
+    rule = Rule.make("work", "5/m", cost=lambda request: 2)
+
+    assert check(rule, "user:1", 0).remaining == 5
+
+
 def force(rule: str | Rule, cost: int = 1, is_async: bool = False, **options: Any) -> Decision:
     return called(is_async, check, acheck, rule, SUBJECT, cost, force=True, **options)  # type: ignore[no-any-return]
 

@@ -446,6 +446,17 @@ def test_a_free_request_of_a_blocked_subject_is_in_no_metrics() -> None:
     assert checks_of_today() == {}
 
 
+@pytest.mark.usefixtures("memory_store", "overridden")
+def test_a_request_of_a_blocked_subject_that_one_rule_takes_for_free_is_a_refusal_by_the_other() -> None:
+    override("b 0 0 ", "*", "ip:192.0.2.7")
+    rules = [Rule.make("free", "2/m", key="ip", cost=lambda request: 0), Rule.make("paid", "2/m", key="ip")]
+
+    decide(RequestFactory().get("/", REMOTE_ADDR="192.0.2.7"), rules)
+    flusher.flush()
+
+    assert checks_of_today() == {"paid": (0, 1, 0)}
+
+
 @pytest.mark.usefixtures("memory_store", "at_one_time")
 def test_a_free_request_of_a_blocked_subject_is_no_refusal_of_the_day() -> None:
     request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")
@@ -527,6 +538,18 @@ class TestTheSlotsOfTheOverview:
                 slot(name, 3).acquire().release()
 
             assert self.asked_for() == ["a", "b"]
+
+    def test_are_shown_for_the_last_lease_that_was_asked_for_though_there_is_no_room_for_more(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(metrics, "MAX_SLOTS", 1)
+        with freeze(START):
+            for lease in (30, 3_600):
+                slot("export", 3, lease=lease).acquire().release()
+            assert count_what_waits()
+
+        with freeze(START + 3_599 * SECOND):
+            assert self.asked_for() == ["export"]
 
 
 @pytest.mark.usefixtures("redis_cache", "overridden")

@@ -151,6 +151,11 @@ def test_a_row_that_contradicts_itself_or_its_rule_is_a_problem_of_a_field(
             id="a rate of a block",
         ),
         pytest.param(
+            {"rate": " "},
+            {"rate": ['A rate belongs to the mode "another rate", and to no other.']},
+            id="a blank as the rate of a block",
+        ),
+        pytest.param(
             {"mode": "rate", "rate": "9/m", "rule": "broken"},
             {"rate": ["It does not fit its rule: QUOTA[\"RULES\"]['broken']: 'of' is not an option of a rule."]},
             id="a rule that cannot be read",
@@ -189,6 +194,7 @@ def test_a_row_says_what_is_wrong_with_it(
     [
         ({"mode": "exempt"}, "user:1, search: exempt"),
         ({"mode": "exempt", "subject": "*"}, "everybody, search: off for everybody"),
+        ({"mode": "exempt", "subject": "*", "rule": "*"}, "everybody, all rules: off for everybody"),
         ({"mode": "blocked", "rule": "*"}, "user:1, all rules: blocked"),
         ({"mode": "blocked", "subject": "*"}, "everybody, search: blocked"),
         ({"mode": "rate", "rate": "5/m"}, "user:1, search: 5/m"),
@@ -321,6 +327,14 @@ class TestTheDatabase:
         subjects = ["ip:2001:db8::/64", "ip:2001:db8:1::/64"]
         assert (changed, [row.subject for row in changed_rows]) == (2, subjects)
         assert {row.subject for row in QuotaOverride.objects.all()} == set(subjects)
+
+    def test_rows_may_come_one_by_one(self, changed_rows: list[QuotaOverride]) -> None:
+        added = QuotaOverride.objects.bulk_create(override(subject=f"org:{number}") for number in (1, 2))
+        changed = QuotaOverride.objects.bulk_update((row for row in changed_rows), ["subject"])
+
+        assert (len(added), changed) == (2, 2)
+        subjects = ["ip:2001:db8:1::/64", "ip:2001:db8::/64", "org:1", "org:2"]
+        assert [row.subject for row in QuotaOverride.objects.order_by("subject")] == subjects
 
     @pytest.mark.parametrize(("batch_size", "queries"), [(None, 1), (1, 2)])
     def test_rows_are_updated_by_one_query_a_batch(
@@ -559,6 +573,11 @@ class TestTheDatabase:
             DailyCounter.objects.create(subject=subject, rule="search", day=date(2026, 11, 21))
         assert DailyCounter.objects.of_user(user).get().user_pk == str(user.pk)
         assert DailyCounter(subject=f"user:{user.pk}+path:/x").user_pk is None
+
+
+def test_the_counters_of_a_user_who_was_never_saved_are_an_error() -> None:
+    with pytest.raises(RuleError, match="has no primary key"):
+        DailyCounter.objects.of_user(User(username="ann"))
 
 
 @pytest.mark.parametrize(

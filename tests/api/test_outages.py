@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 import redis
@@ -617,6 +617,22 @@ class TestWhenAnOutageEnds:
 
         assert self.is_over_after(outages, clock, 1, wrote=False)
 
+    def test_by_an_answer_to_a_write_if_writes_were_refused_before_the_last_failure(
+        self, outages: Outages, clock: Clock
+    ) -> None:
+        outages.failed(StoreRefusesWrites("it is a replica"), [])
+        outages.failed(StoreUnavailable("it is gone"), [])
+
+        assert [self.is_over_after(outages, clock, 1, wrote=wrote) for wrote in (False, True)] == [False, True]
+
+
+def test_the_line_of_an_outage_has_one_full_stop_after_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    Outages(Clock()).failed(StoreUnavailable("it is gone."), [])
+
+    assert caplog.messages == [
+        f"{StoreUnavailable('it is gone')}. Rules decide by on_unavailable until it answers again."
+    ]
+
 
 @pytest.mark.parametrize(("seconds", "is_outage"), [(1.0, True), (1.5, False)], ids=["within a second", "later"])
 def test_two_lost_connections_are_an_outage_if_they_are_close(clock: Clock, seconds: float, is_outage: bool) -> None:
@@ -714,6 +730,18 @@ def test_a_failure_that_is_no_outage_has_one_line_in_the_log(
     assert [(each.name, each.levelname, each.getMessage()) for each in caplog.records] == [
         ("django_quota.store", level, line)
     ]
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_data_of_another_program_is_logged_with_the_subject_of_the_decision_that_met_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log_everything_again()
+
+    with patch.object(current_store(), "run", side_effect=StoreDataError("it is a list")):
+        check("5/m", "user:77")
+
+    assert "Unexpected data in the store for 'user:77': it is a list. " in caplog.text
 
 
 @pytest.mark.usefixtures("memory_store")

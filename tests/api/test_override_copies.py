@@ -465,6 +465,18 @@ def test_what_changes_in_the_database_that_a_router_names_holds_at_once(routed: 
     assert admits()
 
 
+def test_what_a_fixture_loads_into_the_database_that_a_router_names_holds_at_once(routed: Any, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    call_command("dumpdata", "django_quota.QuotaOverride", database="other", output=str(file), verbosity=0)
+    routed.all().delete()
+    assert not admits(rule="0/m")
+
+    call_command("loaddata", str(file), database="other", verbosity=0)
+
+    assert (admits(rule="0/m"), admits("ip:192.0.2.2", rule="0/m")) == (True, True)
+    assert len(set(routed.values_list("change", flat=True))) == 2  # each row has a change of its own
+
+
 def test_a_refresh_forgets_what_was_rolled_back(watch: Watch) -> None:
     with transaction.atomic():
         block()
@@ -474,6 +486,57 @@ def test_a_refresh_forgets_what_was_rolled_back(watch: Watch) -> None:
     overrides.refresh()
 
     assert (during, admits()) == (False, True)
+
+
+@pytest.mark.usefixtures("watch")
+def test_what_a_savepoint_undoes_does_not_hold_beside_what_its_transaction_has_saved() -> None:
+    with transaction.atomic():
+        block("ip:192.0.2.2")
+        with transaction.atomic():
+            block()
+            during = admits()
+            transaction.set_rollback(True)
+
+        assert (during, admits(), admits("ip:192.0.2.2")) == (False, True, False)
+
+
+@pytest.mark.usefixtures("watch")
+def test_a_refresh_in_a_transaction_forgets_what_a_savepoint_has_undone() -> None:
+    with patch.object(DatabaseRows, "is_private", True), transaction.atomic():
+        overrides.clear()
+        with transaction.atomic():
+            row = block()
+            overrides.refresh()
+            transaction.set_rollback(True)
+
+        overrides.refresh()
+
+        assert row.pk not in overrides.table.by_pk
+
+
+@pytest.mark.usefixtures("watch")
+def test_what_a_transaction_has_not_committed_yet_holds_in_it_though_all_is_read_again() -> None:
+    with transaction.atomic():
+        block()
+        block("ip:192.0.2.2")
+        overrides.clear()
+
+        overrides.refresh()
+
+        assert (admits(), admits("ip:192.0.2.2")) == (False, False)
+
+
+@pytest.mark.usefixtures("watch")
+def test_of_two_changes_that_a_transaction_has_not_committed_yet_the_last_holds_though_all_is_read_again() -> None:
+    with transaction.atomic():
+        row = block()
+        row.mode = "exempt"
+        row.save()
+        overrides.clear()
+
+        overrides.refresh()
+
+        assert admits(rule="0/m")
 
 
 def test_what_a_test_case_undoes_does_not_hold_though_it_has_run_the_hooks_of_the_commit(watch: Watch) -> None:
@@ -556,6 +619,23 @@ def test_a_process_remembers_a_thousand_changes_of_its_own() -> None:
         lengths.append(len(overrides._own))
 
     assert lengths[-2:] == [1_000, 1]
+
+
+@pytest.mark.usefixtures("watch")
+def test_what_was_undone_does_not_hold_though_more_was_changed_than_a_process_remembers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "MAX_OWN", 1)
+    row = block(mode="exempt")
+
+    with transaction.atomic():
+        with transaction.atomic():
+            row.mode = "blocked"
+            row.save()
+            transaction.set_rollback(True)
+        block("ip:192.0.2.2")
+
+        assert (admits(), admits("ip:192.0.2.2")) == (True, False)
 
 
 @pytest.mark.usefixtures("watch")
@@ -704,6 +784,28 @@ def test_a_forked_process_forgets_what_only_its_parent_can_commit(watch: Watch) 
         assert not admits()
         assert in_child(lambda: overrides._own != [] or overrides._known is not None) == 0
         assert not admits()
+
+
+@pytest.mark.usefixtures("watch")
+def test_a_forked_process_reads_again_what_its_parent_may_not_commit() -> None:
+    with transaction.atomic():
+        block()
+
+        overrides.after_fork()
+
+        assert admits()
+        transaction.set_rollback(True)
+
+
+def test_a_forked_process_uses_what_its_parent_has_read(watch: Watch) -> None:
+    block()
+    watch.let_pass(copies.WAIT_AFTER)
+    admits()
+
+    overrides.after_fork()
+
+    assert overrides.refreshing() is None
+    assert not admits()
 
 
 @pytest.mark.usefixtures("watch")

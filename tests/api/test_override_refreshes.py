@@ -205,6 +205,19 @@ def test_what_was_removed_is_dropped(read_once: OverrideCopy, table: Table, cloc
     assert blocked(read_once) == ["user:1", "user:3"]
 
 
+def test_a_row_that_was_deleted_and_then_saved_again_with_its_key_holds(
+    read_once: OverrideCopy, table: Table, clock: Clock
+) -> None:
+    table.log[4] = Change([2], full=False)
+    table.block(5)
+    table.saved[5] = Override(2, "user:2", "*", "blocked")
+    clock.now += copies.WAIT_AFTER
+
+    decide(read_once)
+
+    assert blocked(read_once) == ["user:1", "user:2", "user:3"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "reads"),
     [
@@ -348,6 +361,17 @@ def test_a_missing_number_is_asked_for(
     assert missing(read_once, table, clock) == gaps
 
 
+def test_a_number_that_was_missing_before_the_log_was_emptied_is_not_asked_for(
+    read_once: OverrideCopy, table: Table, clock: Clock
+) -> None:
+    table.block(6)
+    missing(read_once, table, clock)
+    table.log.clear()
+    table.block(1)
+
+    assert [missing(read_once, table, clock) for _ in range(2)] == [[], []]
+
+
 # --- when it is read, and who waits -----------------------------------------------------------------------------------
 
 
@@ -369,6 +393,13 @@ def test_a_decision_refreshes(
     reader.work()
 
     assert (has_waited, bool(table.asked)) == (waits_for_it, reads)
+
+
+def test_a_copy_is_as_old_as_the_beginning_of_its_refresh(copy: OverrideCopy, table: Table, waits: list[float]) -> None:
+    table.seconds = copies.WAIT_AFTER
+    decide(copy)
+
+    assert decide(copy)
 
 
 def test_the_first_decision_waits_for_five_seconds(copy: OverrideCopy, waits: list[float]) -> None:
@@ -471,14 +502,20 @@ def test_the_connection_is_closed_two_minutes_after_the_last_refresh(
 
 
 @pytest.mark.parametrize(
-    ("error", "problem"),
+    ("error", "problem", "logged"),
     [
-        pytest.param(RuntimeError("the disk is full."), "the disk is full.", id="its message"),
-        pytest.param(RuntimeError(), "RuntimeError", id="its class without a message"),
+        pytest.param(RuntimeError("the disk is full."), "the disk is full.", "the disk is full", id="its message"),
+        pytest.param(RuntimeError(), "RuntimeError", "RuntimeError", id="its class without a message"),
     ],
 )
 def test_the_problem_of_a_refresh_that_fails_is(
-    error: Exception, problem: str, read_once: OverrideCopy, table: Table, clock: Clock
+    error: Exception,
+    problem: str,
+    logged: str,
+    read_once: OverrideCopy,
+    table: Table,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock.now += copies.WAIT_AFTER
 
@@ -486,6 +523,7 @@ def test_the_problem_of_a_refresh_that_fails_is(
         decide(read_once)
 
     assert read_once.problem == problem
+    assert caplog.messages == [f"The overrides cannot be read: {logged}. This process keeps using the 3 that it knows."]
     assert blocked(read_once) == ["user:1", "user:2", "user:3"]
 
 
@@ -779,6 +817,59 @@ def test_the_report_of_another_process_makes_the_reader_close_its_connection(
 
     assert (table.said_full, table.closed) == (0, 1)
     assert table.asked == ["here", (5, [])]
+
+
+def test_the_report_of_another_process_holds_for_an_hour_though_it_is_read_again(
+    read_once: OverrideCopy, table: Table, reader: Reader, clock: Clock
+) -> None:
+    table.log[4] = Change((), full=True)
+    clock.now += copies.WAIT_AFTER
+    decide(read_once)
+    clock.now += copies.HERE_FOR / 2
+    decide(read_once)
+    del table.asked[:]
+
+    clock.now += copies.HERE_FOR / 2
+    decide(read_once)
+
+    assert table.asked[0] == "the reader"
+
+
+class TestCleared:
+    """What was known is forgotten, as after `migrate`."""
+
+    def test_the_reader_asks_for_a_connection_again(self, copy: OverrideCopy, table: Table, waits: list[float]) -> None:
+        table.no_connection = NoConnectionError("too many clients already")
+        decide(copy)
+        table.no_connection = None
+        del table.asked[:]
+
+        copy.clear()
+        decide(copy)
+
+        assert table.asked == ["the reader", (None, []), "all"]
+
+    def test_a_decision_waits_though_one_has_waited_in_vain(
+        self, copy: OverrideCopy, waits: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(copies, "wait", lambda _, timeout: waits.append(timeout))
+        decide(copy)
+
+        copy.clear()
+        decide(copy)
+
+        assert waits == [5.0, 5.0]
+
+    def test_a_refusal_of_a_request_before_is_not_reported(
+        self, read_once: OverrideCopy, table: Table, reader: Reader
+    ) -> None:
+        read_once.note_refusal()
+        read_once.clear()
+        reader.work()
+
+        decide(read_once)
+
+        assert table.said_full == 0
 
 
 class TestAnotherThreadReads:

@@ -19,12 +19,15 @@ from django.core.management import call_command
 from django.db import (
     DatabaseError,
     IntegrityError,
+    InterfaceError,
     OperationalError,
     ProgrammingError,
     connection,
     connections,
     transaction,
 )
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -235,6 +238,12 @@ def test_all_processes_read_that_the_database_is_full() -> None:
     assert list(DatabaseRows().changes(None, ()).values()) == [Change([], full=True)]
 
 
+def test_the_report_that_a_database_is_full_is_in_that_of_the_overrides(other: str) -> None:
+    DatabaseRows().say_full()
+
+    assert [OverrideChange.objects.using(alias).count() for alias in ("default", other)] == [0, 1]
+
+
 def test_an_error_of_a_database_that_has_the_tables_stays_as_it_is() -> None:
     def fail(*_: Any) -> Any:
         raise DatabaseError("the disk does not answer")
@@ -244,6 +253,19 @@ def test_an_error_of_a_database_that_has_the_tables_stays_as_it_is() -> None:
         DatabaseRows().changes(None, ())
 
     assert str(caught.value) == "the disk does not answer"
+
+
+@pytest.mark.parametrize("model", [QuotaOverride, OverrideChange], ids=["overrides", "changes"])
+def test_a_table_that_is_missing_is_named(model: type[Model]) -> None:
+    names = [model._meta.db_table, "elsewhere"]
+    with connection.schema_editor() as schema:
+        schema.alter_db_table(model, *names)
+
+    missing = override_rows.missing_tables("default")
+
+    with connection.schema_editor() as schema:
+        schema.alter_db_table(model, *names[::-1])
+    assert missing == {model._meta.db_table}
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -287,11 +309,11 @@ def test_a_moment_of_a_site_with_time_zones_has_one() -> None:
 
 @pytest.fixture
 def ended(database: object) -> None:
-    """Three overrides hold for ever, one for an hour, and one has ended."""
+    """Three overrides hold for ever, one for an hour, and one has ended. Those that were added last sort first."""
     now = datetime.now(UTC)
     ends = [None, None, None, now + timedelta(hours=1), now - timedelta(seconds=1)]
     for number, expires in enumerate(ends, 1):
-        QuotaOverride.objects.create(pk=number, subject=f"user:{number}", mode="exempt", expires=expires)
+        QuotaOverride.objects.create(pk=number, subject=f"user:{9 - number}", mode="exempt", expires=expires)
 
 
 @pytest.mark.usefixtures("ended")
@@ -435,6 +457,31 @@ def test_the_reader_uses_its_connection_again(reader: ReaderConnection) -> None:
     assert in_a_thread(used) == [False, True, False, False]
 
 
+def test_a_database_that_a_test_runner_has_renamed_has_another_connection(
+    tmp_path: Path, reader: ReaderConnection
+) -> None:
+    def used() -> list[Any]:
+        reader.use("default")
+        with patch.dict(connections.settings["default"], NAME=str(tmp_path / "renamed.sqlite3")):
+            return [reader.use("default"), connections["default"].settings_dict["NAME"]]
+
+    assert in_a_thread(used) == [False, str(tmp_path / "renamed.sqlite3")]
+
+
+def test_the_reader_changes_no_setting_of_the_site(reader: ReaderConnection) -> None:
+    given = {**POSTGRESQL, "AUTOCOMMIT": False, "OPTIONS": {"pool": True}}
+
+    def used() -> None:
+        with patch("django.db.backends.postgresql.base.DatabaseWrapper.ensure_connection"):
+            reader.use("default")
+
+    with default_database(given):
+        in_a_thread(used)
+        site = connections.settings["default"]
+
+    assert (site["AUTOCOMMIT"], site["OPTIONS"]) == (False, {"pool": True})
+
+
 def test_another_alias_has_another_connection_even_with_the_same_settings(
     database: dict[str, Any], reader: ReaderConnection
 ) -> None:
@@ -469,6 +516,18 @@ def test_a_database_that_cannot_be_reached_is_said_to_give_no_connection(
         pytest.raises(NoConnectionError, match="unable to open database file"),
     ):
         in_a_thread(lambda: reader.use("default"))
+
+
+@pytest.mark.parametrize("kind", [OperationalError, InterfaceError, DatabaseError], ids=lambda kind: kind.__name__)
+def test_any_error_of_a_driver_that_connects_means_that_there_is_no_connection(
+    kind: type[Exception], reader: ReaderConnection
+) -> None:
+    def used() -> None:
+        with patch(f"{BaseDatabaseWrapper.__module__}.BaseDatabaseWrapper.ensure_connection", side_effect=kind("it")):
+            reader.use("default")
+
+    with pytest.raises(NoConnectionError, match=r"^it$"):
+        in_a_thread(used)
 
 
 def test_a_forked_process_keeps_the_connection_of_its_parent_from_being_closed(reader: ReaderConnection) -> None:
@@ -548,6 +607,16 @@ class TestOnTheConnectionOfARequest:
 
         assert connection.connection is None
         assert not QuotaOverride.objects.exists()
+
+    def test_one_that_still_works_stays_open_after_an_error(self) -> None:
+        connection.ensure_connection()
+        connection.close_at = None  # CONN_MAX_AGE: None
+        before: Any = connection.connection
+
+        with pytest.raises((ProgrammingError, OperationalError)), connection.cursor() as cursor:
+            DatabaseRows().read_here(lambda: cursor.execute("SELECT 1 FROM nowhere"))
+
+        assert connection.connection is before
 
     def test_a_transaction_that_has_failed_is_not_read_in(self) -> None:
         done: list[str] = []

@@ -500,6 +500,29 @@ class TestASpentHit:
 
             assert (checks_of("user:1"), units_of("user:1")) == ({"hot": (13, 0)}, {"hot": 23})
 
+    def test_is_counted_by_day_in_the_round_of_that_job(self) -> None:
+        with freeze(START):
+            allowed(20, subject="user:1")
+            get_limiter().unasked.flush()
+
+            assert checks_of("user:1") == {"hot": (20, 0)}
+
+    def test_is_counted_in_the_metrics_in_the_round_of_that_job(self) -> None:
+        with freeze(START):
+            allowed(20, subject="user:1")
+            get_limiter().metrics.flush()
+
+            assert checks_of_today() == {"hot": (20, 0, 0)}
+
+    def test_counts_its_units_once_though_others_follow(self) -> None:
+        with freeze(START):
+            allowed(8, subject="user:1")
+            for _ in range(2):
+                assert check(HOT, "user:1", 3).approximate
+                assert count_what_waits()
+
+            assert (checks_of("user:1"), units_of("user:1")) == ({"hot": (10, 0)}, {"hot": 14})
+
     def test_is_counted_though_a_test_clears_the_process(self) -> None:
         with freeze(START):
             allowed(20)
@@ -648,6 +671,16 @@ def test_a_subject_that_becomes_busy_gets_a_share_though_it_has_asked_long_ago()
         allowed(9)
 
         assert check(HOT, SUBJECT).approximate
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_subject_that_asks_for_fewer_than_eight_units_in_a_lease_gets_no_share() -> None:
+    with freeze(START):
+        allowed(7)
+    with freeze(START + LEASE * 3 // 2):
+        allowed(1)
+
+        assert not check(HOT, SUBJECT).approximate
 
 
 @pytest.mark.usefixtures("memory_store")

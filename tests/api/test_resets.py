@@ -20,6 +20,8 @@ from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import RuleError
 from django_quota.features.resets import Reset, RuleState
+from django_quota.limiting.overrides import overrides
+from django_quota.models import QuotaOverride
 from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import always
@@ -209,6 +211,18 @@ def test_the_refusals_that_count_towards_a_ban_are_forgotten_without_its_option(
 
         assert [check(guarded, SUBJECT).allowed for _ in range(2)] == [True, False]
         assert bans_of(SUBJECT) == []
+
+
+@pytest.mark.usefixtures("memory_store", "database")
+def test_a_process_that_has_read_no_overrides_yet_forgets_what_was_counted_under_one(do: Callable[..., int]) -> None:
+    QuotaOverride.objects.create(subject=SUBJECT, rule="search", mode="rate", rate="9/h")
+    with freeze(START):
+        check("search", SUBJECT)
+        overrides.clear()
+
+        assert do("search", SUBJECT) == 1
+
+        assert peek("search", SUBJECT).remaining == 9
 
 
 @pytest.mark.usefixtures("either_store")

@@ -248,6 +248,24 @@ def test_a_subject_names_itself_wherever_it_is_written(value: str) -> None:
     assert [(written, read) for written, read in found if read != written] == []
 
 
+@pytest.mark.parametrize(
+    ("bits", "found"),
+    [({}, "ip:2001:db8::7/128"), ({"IPV6_PREFIX": 128}, "ip:2001:db8::7")],
+    ids=["where an address stands for its network", "where it stands for itself"],
+)
+def test_the_override_of_a_network_of_one_address_is(bits: dict[str, int], found: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, **bits}
+
+    assert override_subject("ip:2001:DB8::7/128") == found
+
+
+def test_of_a_long_string_that_is_not_a_network_the_error_shows_both_ends() -> None:
+    with pytest.raises(RuleError, match=r"^'9999[9.]+99/24' is not a network\.") as caught:
+        override_subject(f"ip:{'9' * 99}/24")
+
+    assert "..." in str(caught.value)
+
+
 def test_an_override_of_all_addresses_of_one_user_is_refused() -> None:
     with pytest.raises(RuleError, match=r"'ip:\*' is not an IP address"):
         override_subject("user:7+ip:*")

@@ -10,6 +10,7 @@ from django_quota import Rule, check, check_all
 from django_quota.adapters import decide
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.events import AppendEvents, EventRecord, RecordHits
+from django_quota.engine.resolving import event_log_of
 from django_quota.limiting import unasked
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.unasked import REFUSED_ONCE, TallyPlace, UnaskedHits
@@ -153,6 +154,22 @@ def test_the_log_says_what_is_left_out(
     )
 
 
+def test_what_is_sent_again_has_room_for_further_hits_though_no_other_place_has(
+    hits: UnaskedHits, sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_room_for_uncounted(1, monkeypatch)
+    hits.add(place(1), REFUSED_ONCE)
+    with no_answer(), pytest.raises(StoreUnavailable):
+        hits.flush()
+    sent.clear()
+
+    hits.add(place(1), {"r": 2})
+    hits.add(place(2), REFUSED_ONCE)
+    hits.flush()
+
+    assert [each.counts for each in sent] == [{"r": 1}, {"r": 2}]
+
+
 def test_a_round_ends_the_time_in_which_hits_are_left_out(hits: UnaskedHits, monkeypatch: pytest.MonkeyPatch) -> None:
     with_room_for_uncounted(1, monkeypatch)
     for number in (1, 2):
@@ -225,6 +242,38 @@ def test_the_event_of_a_block_says(end: int, until: int, sent: list[Any]) -> Non
     assert events_in(sent) == [EventRecord("refused", "a%20rule", "user:1", until, 0, 2, cost=5, reason="blocked")]
 
 
+def test_the_event_of_a_block_is_kept_for_as_long_as_the_settings_say(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EVENTS": 70, "EVENT_DAYS": 5}
+    sent = operations_of(monkeypatch, AppendEvents)
+    blocked("user:1")
+    with freeze(START):
+        check(RULE, "user:1")
+        count_what_waits()
+
+    [append] = sent
+    assert append.log == event_log_of("quota", 70, 5)
+
+
+def test_the_event_of_a_block_has_the_subject_as_keys_have_it(sent: list[Any]) -> None:
+    blocked("user:a b")
+    with freeze(START):
+        check(RULE, "user:a b")
+        count_what_waits()
+
+    assert [event.subject for event in events_in(sent)] == ["user:a%20b"]
+
+
+def test_the_event_of_a_block_has_the_first_of_several_limits(sent: list[Any]) -> None:
+    blocked("user:1")
+    with freeze(START):
+        check(Rule.make("api", "2/m", "9/h"), "user:1")
+        count_what_waits()
+
+    assert [event.capacity for event in events_in(sent)] == [2]
+
+
 def test_of_several_refusals_in_a_round_the_event_reports_the_first(sent: list[Any]) -> None:
     blocked("ip:192.0.2.7")
     rule = Rule.make("api", "2/m", key="ip")
@@ -234,6 +283,17 @@ def test_of_several_refusals_in_a_round_the_event_reports_the_first(sent: list[A
         count_what_waits()
 
     assert [event.path for event in events_in(sent)] == ["/first/"]
+
+
+def test_the_event_of_a_block_says_the_path_of_a_request_whose_body_another_rule_would_read(sent: list[Any]) -> None:
+    blocked("ip:192.0.2.7")
+    rules = [Rule.make("api", "2/m", key="ip"), Rule.make("phones", "2/m", key="json:phone")]
+    request = RequestFactory().post("/first/", {"phone": "1"}, "application/json", REMOTE_ADDR="192.0.2.7")
+    with freeze(START):
+        decide(request, rules)
+        count_what_waits()
+
+    assert [(event.rule, event.path) for event in events_in(sent)] == [("api", "/first/")]
 
 
 def test_a_block_of_a_shadow_is_no_event_and_no_signal(sent: list[Any], signals: list[tuple[str, str]]) -> None:
