@@ -10,7 +10,7 @@ import redis
 from django.http import HttpResponse
 from django.urls import path
 
-from django_quota import Rule, Subject, ban, check, concurrency, limits_of, peek, quota, reset, slot
+from django_quota import Rule, Subject, ban, check, check_all, concurrency, counter, limits_of, peek, quota, reset, slot
 from django_quota.core.overrides import Override, OverrideMode
 from django_quota.exceptions import RuleError
 from django_quota.features.counters import calls
@@ -807,6 +807,17 @@ class TestRulesThatOnlyCallsName:
         ban(Rule.make("longer", "1/h", ban=BAN), SUBJECT, "1h")
 
         assert "longer" in load_snapshot(SUBJECT).unread
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_counter_whose_units_a_request_has_asked_for_is_not_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "made", {})
+    check_all([("5/30m", "user:7"), (counter("credits"), "user:7", 1)])
+
+    found = load_snapshot("user:7")
+
+    assert "credits" not in {*found.unread, *found.elsewhere}
+    assert [(each.counter, each.total) for each in found.counters] == [("credits", 0)]
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -422,6 +422,24 @@ class TestRoundsOfASweep:
 
         assert stop.wait.call_count == 4  # after two of the three rounds, and after each of the two leases
 
+    @pytest.mark.usefixtures("short_pauses")
+    @pytest.mark.parametrize(
+        ("of", "name"),
+        [
+            pytest.param(operating_sweep, "delete_expired", id="a round"),
+            pytest.param(sql, "page_of_keys", id="the names of the leases"),
+            pytest.param(DatabaseStore, "run", id="a lease"),
+        ],
+    )
+    def test_a_call_that_is_not_answered_is_made_again(
+        self, of: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(of, name, mostly_late(getattr(of, name), StoreUnavailable("late")))
+
+        report = self.swept(Event())
+
+        assert (report.rows.states, report.leases, report.is_complete) == (5, 2, True)
+
     def test_a_sweep_that_is_stopped_before_the_leases_is_not_complete(self) -> None:
         stop = Event()
 
