@@ -22,6 +22,13 @@ from django_quota.limiting.overrides import OverrideCopy
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.stores import Cleaning
 from django_quota.limiting.unasked import REFUSED_ONCE, TallyPlace
+from django_quota.stores.breaker import Breaker
+from django_quota.stores.cluster.store import ClusterStore
+from django_quota.stores.database.connections import Pool, Turns
+from django_quota.stores.database.store import DatabaseStore
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis.settings import GivenRedis
+from django_quota.stores.redis.store import ServerClient
 from django_quota.testing import freeze
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.overridden import override
@@ -350,6 +357,13 @@ def test_the_end_of_a_process_does_a_last_round() -> None:
         pytest.param(OverrideCopy, id="overrides"),
         pytest.param(ReaderConnection, id="the connection of the reader"),
         pytest.param(Outages, id="outages of a store"),
+        pytest.param(MemoryStore, id="the memory store"),
+        pytest.param(lambda: ServerClient(GivenRedis("redis://127.0.0.1")), id="the connections to Redis"),
+        pytest.param(lambda: ClusterStore(GivenRedis("redis+cluster://127.0.0.1")), id="the clients of a Cluster"),
+        pytest.param(lambda: DatabaseStore("default"), id="the threads of the database store"),
+        pytest.param(lambda: Pool(1, str, Mock()), id="the connections to a database"),
+        pytest.param(lambda: Turns(1, "busy"), id="turns"),
+        pytest.param(Breaker, id="a breaker"),
     ],
 )
 def test_a_forked_process_resets(made: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -393,6 +393,19 @@ class TestRoundsOfASweep:
     def test_each_lease_that_has_ended_is_counted(self) -> None:
         assert self.swept(Event()).leases == 2
 
+    def test_a_key_of_a_subject_that_is_called_like_leases_is_none(self) -> None:
+        check("5/m", "org:leased:9")
+
+        assert self.swept(Event()).leases == 2
+
+    def test_as_many_rounds_are_made_as_the_events_need(self) -> None:
+        for number in range(11):
+            refuse(f"ip:192.0.2.{number}")
+
+        report = self.swept(Event())
+
+        assert (report.rows.states, report.rows.events, report.is_complete) == (5, 8, True)
+
     def test_its_report_has_each_number(self) -> None:
         found = self.swept(Event()).as_json()
 
