@@ -14,6 +14,8 @@ from django_quota import Rule, check
 from django_quota.core import forks
 from django_quota.engine.events import RecordHits
 from django_quota.engine.system_operations import AddMetrics, RegisterWorker
+from django_quota.features.slots.queues import SlotQueues
+from django_quota.features.slots.renewal import Renewer
 from django_quota.limiting.fallback import Workers
 from django_quota.limiting.flusher import FLUSH_INTERVAL, Background, flusher
 from django_quota.limiting.outages import Outages
@@ -364,6 +366,8 @@ def test_the_end_of_a_process_does_a_last_round() -> None:
         pytest.param(lambda: Pool(1, str, Mock()), id="the connections to a database"),
         pytest.param(lambda: Turns(1, "busy"), id="turns"),
         pytest.param(Breaker, id="a breaker"),
+        pytest.param(Renewer, id="leases to renew"),
+        pytest.param(SlotQueues, id="queues for slots"),
     ],
 )
 def test_a_forked_process_resets(made: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
