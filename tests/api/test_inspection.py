@@ -11,6 +11,7 @@ from django.http import HttpResponse
 from django.urls import path
 
 from django_quota import Rule, Subject, ban, check, check_all, concurrency, counter, limits_of, peek, quota, reset, slot
+from django_quota.core.keys import digested
 from django_quota.core.overrides import Override, OverrideMode
 from django_quota.exceptions import RuleError
 from django_quota.features.counters import calls
@@ -932,3 +933,10 @@ def test_a_slot_of_which_only_a_digest_is_known_is_left_out() -> None:
     flusher.flush()
 
     assert [held.name for held in load_snapshot(SUBJECT).leases] == ["export"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_scan_names_a_slot_with_a_long_name_by_its_digest() -> None:
+    slot("s" * 300, 2, subject=SUBJECT).acquire()
+
+    assert [held.name for held in load_snapshot(SUBJECT, scan=True).leases] == [f"l:{digested('s' * 300)}"]
