@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
@@ -19,6 +20,8 @@ from django_quota.features.events import Event
 from django_quota.features.resets import reset_found
 from django_quota.features.subject_contents import HeldStatus, read_contents
 from django_quota.limiting.flusher import flusher
+from django_quota.limiting.overrides import overrides
+from django_quota.models import QuotaOverride
 from django_quota.operating import activity, inspection
 from django_quota.operating.inspection import (
     LimitStatus,
@@ -819,6 +822,17 @@ def test_a_counter_whose_units_a_request_has_asked_for_is_not_a_rule(monkeypatch
 
     assert "credits" not in {*found.unread, *found.elsewhere}
     assert [(each.counter, each.total) for each in found.counters] == [("credits", 0)]
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("memory_store")
+def test_an_override_that_another_process_has_saved_is_known() -> None:
+    load_snapshot(SUBJECT)
+
+    with patch.object(overrides, "change"):  # this process is not told
+        QuotaOverride.objects.create(mode="exempt", subject=SUBJECT, rule="search")
+
+    assert [each.rule for each in load_snapshot(SUBJECT).overrides] == ["search"]
 
 
 @pytest.mark.usefixtures("memory_store")
