@@ -702,6 +702,12 @@ class TestLongerSubjects:
 
         assert self.found([], [pair]) == [(pair, "login")]
 
+    def test_those_as_which_it_was_refused_are_among_the_twenty(self) -> None:
+        for number in range(20):
+            self.refuse(f"{SUBJECT}+{self.name(str(number))}")
+
+        assert "org:7" in dict(self.found([], ["org:7"]))
+
     def test_at_most_twenty_are_read(self) -> None:
         assert len(self.found([], [f"org:{number}" for number in range(21)])) == 20
 
@@ -719,6 +725,13 @@ def test_a_banned_subject_is_found_by_a_part_of_it_when_its_event_is_gone(
     found = longer_subjects(SUBJECT)
 
     assert [(each.subject, each.refusal and each.refusal.rule) for each in found] == [(pair, "login")]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_banned_subject_of_which_only_a_digest_is_known_is_left_out() -> None:
+    ban("banning", f"org:{'é' * 90}", "1h")
+
+    assert longer_subjects(SUBJECT) == []
 
 
 @pytest.mark.usefixtures("either_store")
