@@ -201,7 +201,6 @@ def _json_format(sample: Sequence[str]) -> LogFormat:
         with suppress(UnreadableLineError):
             deepest_first = sorted(_flat(line), key=lambda name: -name.count("."))
             names |= {_json_name(name): name for name in deepest_first}
-    names.pop("", None)
     found: dict[str, str] = {}
     for field, usual in _JSON_NAMES.items():
         best_first = sorted(filter(names.__contains__, usual.split()), key=lambda name: names[name].count("."))
@@ -210,7 +209,7 @@ def _json_format(sample: Sequence[str]) -> LogFormat:
     for name, given in names.items():
         kind, _, rest = name.partition("_")
         is_host = name == "http_host"  # already found, as a usual name of the host
-        if kind in ("http", "cookie") and rest and not is_host and given not in found.values():
+        if kind in ("http", "cookie") and rest and not is_host:
             found.setdefault(f"header:{rest.replace('_', '-')}" if kind == "http" else f"cookie:{rest}", given)
     for field in ("time", "request") if "request" in found else ("time", "method", "path"):
         if field not in found:

@@ -26,7 +26,7 @@ PROBE = ":probe"
 """The end of the name of a key that never exists: ZADD XX changes nothing there, but fails if Redis refuses writes."""
 
 NEARLY_FULL = 0.9
-"""The share of `maxmemory` above which Redis counts as nearly full."""
+"""The share of `maxmemory` from which on Redis counts as nearly full."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -721,6 +721,13 @@ class TestActivity:
         uses = [(each.name, each.held, each.limit) for each in found]
         assert uses == [("busy", 1, 1), ("full", 1, 1), ("most", 2, 3), ("half", 2, 4)]
 
+    def test_a_slot_of_which_only_a_digest_is_known_comes_before_one_as_full_with_a_name(self) -> None:
+        with freeze(START):
+            for name in ("export", "s" * 300):
+                slot(name, 2).acquire()
+
+            assert [each.name for each in activity().slots] == [None, "export"]
+
     def test_twenty_slots_are_shown(self) -> None:
         with freeze(START):
             for number in range(22):
@@ -870,6 +877,13 @@ class TestActivity:
             check("0/m", "user:2")
 
             assert subjects_seen() == ["user:2", "user:1"]
+
+    def test_subjects_of_which_only_a_digest_is_known_are_not_seen(self) -> None:
+        with freeze(START):
+            for subject in (f"org:{'é' * 90}", "org:7"):
+                check("0/m", subject)
+
+            assert subjects_seen() == ["org:7"]
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -14,6 +14,8 @@ from django_quota import Rule, check
 from django_quota.core import forks
 from django_quota.engine.events import RecordHits
 from django_quota.engine.system_operations import AddMetrics, RegisterWorker
+from django_quota.features.slots.queues import SlotQueues
+from django_quota.features.slots.renewal import Renewer
 from django_quota.limiting.fallback import Workers
 from django_quota.limiting.flusher import FLUSH_INTERVAL, Background, flusher
 from django_quota.limiting.outages import Outages
@@ -22,6 +24,13 @@ from django_quota.limiting.overrides import OverrideCopy
 from django_quota.limiting.registry import get_limiter
 from django_quota.limiting.stores import Cleaning
 from django_quota.limiting.unasked import REFUSED_ONCE, TallyPlace
+from django_quota.stores.breaker import Breaker
+from django_quota.stores.cluster.store import ClusterStore
+from django_quota.stores.database.connections import Pool, Turns
+from django_quota.stores.database.store import DatabaseStore
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis.settings import GivenRedis
+from django_quota.stores.redis.store import ServerClient
 from django_quota.testing import freeze
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.overridden import override
@@ -378,6 +387,15 @@ def test_the_end_of_a_process_does_a_last_round() -> None:
         pytest.param(OverrideCopy, id="overrides"),
         pytest.param(ReaderConnection, id="the connection of the reader"),
         pytest.param(Outages, id="outages of a store"),
+        pytest.param(MemoryStore, id="the memory store"),
+        pytest.param(lambda: ServerClient(GivenRedis("redis://127.0.0.1")), id="the connections to Redis"),
+        pytest.param(lambda: ClusterStore(GivenRedis("redis+cluster://127.0.0.1")), id="the clients of a Cluster"),
+        pytest.param(lambda: DatabaseStore("default"), id="the threads of the database store"),
+        pytest.param(lambda: Pool(1, str, Mock()), id="the connections to a database"),
+        pytest.param(lambda: Turns(1, "busy"), id="turns"),
+        pytest.param(Breaker, id="a breaker"),
+        pytest.param(Renewer, id="leases to renew"),
+        pytest.param(SlotQueues, id="queues for slots"),
     ],
 )
 def test_a_forked_process_resets(made: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:

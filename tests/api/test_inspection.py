@@ -4,13 +4,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
 from django.http import HttpResponse
 from django.urls import path
 
-from django_quota import Rule, Subject, ban, check, concurrency, limits_of, peek, quota, reset, slot
+from django_quota import Rule, Subject, ban, check, check_all, concurrency, counter, limits_of, peek, quota, reset, slot
+from django_quota.core.keys import digested
 from django_quota.core.overrides import Override, OverrideMode
 from django_quota.exceptions import RuleError
 from django_quota.features.counters import calls
@@ -18,6 +20,8 @@ from django_quota.features.events import Event
 from django_quota.features.resets import reset_found
 from django_quota.features.subject_contents import HeldStatus, read_contents
 from django_quota.limiting.flusher import flusher
+from django_quota.limiting.overrides import overrides
+from django_quota.models import QuotaOverride
 from django_quota.operating import activity, inspection
 from django_quota.operating.inspection import (
     LimitStatus,
@@ -698,6 +702,12 @@ class TestLongerSubjects:
 
         assert self.found([], [pair]) == [(pair, "login")]
 
+    def test_those_as_which_it_was_refused_are_among_the_twenty(self) -> None:
+        for number in range(20):
+            self.refuse(f"{SUBJECT}+{self.name(str(number))}")
+
+        assert "org:7" in dict(self.found([], ["org:7"]))
+
     def test_at_most_twenty_are_read(self) -> None:
         assert len(self.found([], [f"org:{number}" for number in range(21)])) == 20
 
@@ -715,6 +725,13 @@ def test_a_banned_subject_is_found_by_a_part_of_it_when_its_event_is_gone(
     found = longer_subjects(SUBJECT)
 
     assert [(each.subject, each.refusal and each.refusal.rule) for each in found] == [(pair, "login")]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_banned_subject_of_which_only_a_digest_is_known_is_left_out() -> None:
+    ban("banning", f"org:{'é' * 90}", "1h")
+
+    assert longer_subjects(SUBJECT) == []
 
 
 @pytest.mark.usefixtures("either_store")
@@ -807,6 +824,28 @@ class TestRulesThatOnlyCallsName:
         ban(Rule.make("longer", "1/h", ban=BAN), SUBJECT, "1h")
 
         assert "longer" in load_snapshot(SUBJECT).unread
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_counter_whose_units_a_request_has_asked_for_is_not_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "made", {})
+    check_all([("5/30m", "user:7"), (counter("credits"), "user:7", 1)])
+
+    found = load_snapshot("user:7")
+
+    assert "credits" not in {*found.unread, *found.elsewhere}
+    assert [(each.counter, each.total) for each in found.counters] == [("credits", 0)]
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("memory_store")
+def test_an_override_that_another_process_has_saved_is_known() -> None:
+    load_snapshot(SUBJECT)
+
+    with patch.object(overrides, "change"):  # this process is not told
+        QuotaOverride.objects.create(mode="exempt", subject=SUBJECT, rule="search")
+
+    assert [each.rule for each in load_snapshot(SUBJECT).overrides] == ["search"]
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -921,3 +960,10 @@ def test_a_slot_of_which_only_a_digest_is_known_is_left_out() -> None:
     flusher.flush()
 
     assert [held.name for held in load_snapshot(SUBJECT).leases] == ["export"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_scan_names_a_slot_with_a_long_name_by_its_digest() -> None:
+    slot("s" * 300, 2, subject=SUBJECT).acquire()
+
+    assert [held.name for held in load_snapshot(SUBJECT, scan=True).leases] == [f"l:{digested('s' * 300)}"]

@@ -67,7 +67,8 @@ def test_a_typed_value_becomes_the_subject_of_a_request_that_sends_it(key: str) 
         ("user:1+device:7", "user:1+device:7"), ("key.a.b:c%2Bd+path:/x y", "key.a.b:c%2Bd+path:/x y"),
         ("path:/c%2B%2B/+ip:2001:DB8::7+global", "path:/c%2B%2B/+ip:2001:db8::/64+global"),
         ("path:/c++/100%", "path:/c%2B%2B/100%25"), ("kwarg:pk=a+b%", "kwarg.pk:a%2Bb%25"),
-        ("path:/%FF", "path:/%25FF"), ("path:/a%20b", "path:/a b"),
+        ("path:/%FF", "path:/%25FF"), ("path:/a%20b", "path:/a b"), ("kwarg: pk =a", "kwarg.pk:a"),
+        (f"path:~{'0' * 64}", f"path:~{'0' * 64}"),
         ("user:ann+shop@example.org", "user:ann%2Bshop@example.org"),
         ("127.0.0.1+session=abc", f"ip:127.0.0.1+{session_subject('abc')}"),
         ("user:7+session=abc", f"user:7+{session_subject('abc')}"),
@@ -177,6 +178,7 @@ def test_a_group_has_a_page_if_a_rule_counts_by_it(
         pytest.param("ip:203.0.113.7/28", False, id="with bits of a client"),
         pytest.param("ip:203.0.113.0/24", True, id="larger"),
         pytest.param("ip:203.0.113.0/29", True, id="smaller"),
+        pytest.param("ip:2001:db8::/28", True, id="of IPv6, as large as those of IPv4"),
         pytest.param("ip:203.0.113.0/28+user:7", False, id="several parts"),
         pytest.param("user:7", False, id="a user"),
     ],
@@ -274,8 +276,15 @@ class TestNamesOfUsers:
     def test_a_name_is_its_own_subject_where_users_are_not_looked_up(self, ann: User) -> None:
         assert named_override_subject("Ann", with_users=False) == ("Ann", 0)
 
-    def test_a_subject_of_an_override_is_not_looked_up_as_a_name(self, ann: User) -> None:
+    def test_a_subject_of_an_override_is_not_looked_up_as_a_name(self) -> None:
+        User.objects.create(username="ip:203.0.113.9")
+
         assert named_override_subject("ip:203.0.113.9", with_users=True) == ("ip:203.0.113.9", 0)
+
+    def test_a_name_in_other_letters_means_its_user_alone(self, ann: User) -> None:
+        User.objects.create_user("Annabel")
+
+        assert find_users("ann", prefix=True) == [ann]
 
     def test_the_beginning_of_a_name_is_its_own_subject(self, ann: User) -> None:
         assert named_override_subject("An", with_users=True) == ("An", 0)

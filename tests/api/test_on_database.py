@@ -393,6 +393,19 @@ class TestRoundsOfASweep:
     def test_each_lease_that_has_ended_is_counted(self) -> None:
         assert self.swept(Event()).leases == 2
 
+    def test_a_key_of_a_subject_that_is_called_like_leases_is_none(self) -> None:
+        check("5/m", "org:leased:9")
+
+        assert self.swept(Event()).leases == 2
+
+    def test_as_many_rounds_are_made_as_the_events_need(self) -> None:
+        for number in range(11):
+            refuse(f"ip:192.0.2.{number}")
+
+        report = self.swept(Event())
+
+        assert (report.rows.states, report.rows.events, report.is_complete) == (5, 8, True)
+
     def test_its_report_has_each_number(self) -> None:
         found = self.swept(Event()).as_json()
 
@@ -421,6 +434,24 @@ class TestRoundsOfASweep:
         self.swept(stop)
 
         assert stop.wait.call_count == 4  # after two of the three rounds, and after each of the two leases
+
+    @pytest.mark.usefixtures("short_pauses")
+    @pytest.mark.parametrize(
+        ("of", "name"),
+        [
+            pytest.param(operating_sweep, "delete_expired", id="a round"),
+            pytest.param(sql, "page_of_keys", id="the names of the leases"),
+            pytest.param(DatabaseStore, "run", id="a lease"),
+        ],
+    )
+    def test_a_call_that_is_not_answered_is_made_again(
+        self, of: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(of, name, mostly_late(getattr(of, name), StoreUnavailable("late")))
+
+        report = self.swept(Event())
+
+        assert (report.rows.states, report.leases, report.is_complete) == (5, 2, True)
 
     def test_a_sweep_that_is_stopped_before_the_leases_is_not_complete(self) -> None:
         stop = Event()

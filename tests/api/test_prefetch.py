@@ -584,6 +584,16 @@ def test_the_status_of_a_subject_says_how_many_units_are_out(either_store: Any, 
         assert (limit.used, limit.taken_ahead) == (8 + 16, 16)
 
 
+def test_the_status_of_a_subject_has_what_all_processes_have_out(either_store: Any, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"hot": {"rate": "1000/m", "prefetch": True}}}
+    with freeze(START):
+        for _ in range(2):
+            allowed(8, "hot")
+            get_limiter().prefetch.after_fork()  # another process goes on
+        (limit,) = [each for each in load_snapshot(SUBJECT).limits if each.rule == "hot"]
+        assert (limit.used, limit.taken_ahead) == (2 * (8 + 16), 2 * 16)
+
+
 class TestQuotaStatus:
     @pytest.fixture(autouse=True)
     def some_are_taken_ahead(self, redis_cache: None, settings: Any) -> Iterator[None]:

@@ -142,6 +142,15 @@ def test_leases_of_a_counter_that_have_ended_are_reported(raw: redis.Redis, dry_
     assert (report.sets, report.removed) == (1, 2)
 
 
+def test_a_set_that_takes_several_calls_is_counted_once(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "ENTRIES_PER_CALL", 2)
+    put(raw, a_key("r"), {str(number): START - number for number in range(5)})
+
+    report = swept()
+
+    assert (report.keys, report.sets, report.removed) == (1, 1, 5)
+
+
 @pytest.mark.parametrize("kind", sorted(DROPPED))
 def test_expired_entries_are_dropped_from_sets_that_are_scored_by_expiry(raw: redis.Redis, kind: str) -> None:
     key = system_key("quota", "bans") if kind == "bans" else a_key(kind)
@@ -436,7 +445,6 @@ def test_a_signal_ends_a_sweep_after_a_batch(manage: Manage, raw: redis.Redis) -
     assert report["removed"] == 3 * (6_000 - left(raw))
 
 
-@pytest.mark.thorough("slow")
 @pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("late", ["info", "get", "scan", "delete", "dbsize", "script"])
 def test_late_replies_do_not_end_a_sweep(late: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from django_quota import Rule, ban, check, counter, once, peek, reserve, slot
 from django_quota.core.errors import StorePermissionDenied
 from django_quota.core.rates import parse_duration
 from django_quota.engine.events import NO_LOG
-from django_quota.engine.state_copies import ReadStates
+from django_quota.engine.state_copies import ReadStates, StateCopy, WriteStates
 from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 from django_quota.features.bans import ActiveBan, bans_in_force
 from django_quota.features.usage.days import Count, recent_usage
@@ -26,6 +26,7 @@ from django_quota.limiting.registry import make_store
 from django_quota.management.commands import quota_copy
 from django_quota.operating.copying import KEYS_A_CALL, CopiedStore, Copier, CopyReport, copied_kind
 from django_quota.stores.database.store import DatabaseStore
+from django_quota.stores.memory import MemoryStore
 from django_quota.stores.scanning import Patience
 from django_quota.testing import freeze
 from tests.support.commands import Terminal, said
@@ -304,15 +305,18 @@ def test_what_has_expired_is_left_out(use: Callable[[str], None]) -> None:
 # --- what is there already --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["a copy", "a dry run"])
 @pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
-def test_a_store_that_counts_already_is_refused(way: Direction, use: Callable[[str], None]) -> None:
+def test_a_store_that_counts_already_is_refused(
+    way: Direction, more: tuple[str, ...], use: Callable[[str], None]
+) -> None:
     old, new = way
     use(new)
     CREDITS.set(USER, 5)
     use(old)
     CREDITS.set(USER, 100)
 
-    said = error_of("quota_copy", "--from", old, "--to", new)
+    said = error_of("quota_copy", "--from", old, "--to", new, *more)
 
     assert re.match(
         r"The new store has counts already, such as quota:1:\{user:1\}:c:credits\S*, so nothing was copied. Use "
@@ -622,12 +626,15 @@ def test_quiet_it_says_nothing(use: Callable[[str], None]) -> None:
         ),
     ],
 )
-def test_replace_does_not_delete_what_nothing_replaces(in_use: str, error: str, use: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["a copy", "a dry run"])
+def test_replace_does_not_delete_what_nothing_replaces(
+    in_use: str, error: str, more: tuple[str, ...], use: Callable[[str], None]
+) -> None:
     use("redis")
     check("5/m", USER)
     use(in_use)
 
-    said = error_of("quota_copy", "--from", "database", "--to", "redis", "--replace")
+    said = error_of("quota_copy", "--from", "database", "--to", "redis", "--replace", *more)
 
     use("redis")
     assert said == error
@@ -856,6 +863,18 @@ def test_only_bans_in_force_are_listed(way: Direction, use: Callable[[str], None
         assert bans_in_force() == (1, [ActiveBan(IP, "api", START + 120 * MINUTE)])
 
 
+def test_a_ban_is_in_force_by_the_clock_of_the_new_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = {"old": START, "new": START + MINUTE}
+    monkeypatch.setattr(CopiedStore, "now", lambda store: clocks[store.name])
+    old, new = (CopiedStore(MemoryStore(), "quota", name) for name in clocks)
+    status = {"b:ended": f"{START + MINUTE} 1 0", "b:holds": f"{START + MINUTE + 1} 1 0", "r:login": f"{10**18}"}
+    old.store.run(WriteStates({f"quota:1:{{{IP}}}:s": StateCopy(status, 10**18)}))
+
+    report = Copier(old, new, NO_LOG, replaces=False, dry_run=False).copy(threading.Event(), bool)
+
+    assert (report.bans, report.keys) == (1, {"s": 1})
+
+
 @pytest.mark.parametrize("way", BOTH, ids=["to Redis", "to a database"])
 def test_bans_are_copied_without_a_list_where_there_are_no_events(
     way: Direction, use: Callable[[str], None], settings: Any
@@ -881,13 +900,14 @@ def test_a_call_that_is_not_answered_is_made_again(
 ) -> None:
     use(way[0])
     CREDITS.set(USER, 100)
+    ban("login", IP, "1h")
     for name in BOTH[0]:
         kind = type(make_store(name))
         monkeypatch.setattr(kind, "run", mostly_late(kind.run, StoreUnavailable("late")))
 
     report = copy("--json", way=way)
 
-    assert (report["kinds"]["c"], report["complete"]) == (1, True)
+    assert (report["kinds"]["c"], report["bans"], report["complete"]) == (1, 1, True)
 
 
 def test_a_dry_run_that_is_stopped_says_that_nothing_was_changed(

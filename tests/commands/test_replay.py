@@ -261,6 +261,12 @@ def test_the_demand_of_two_rules_of_one_name_has_the_limits_of_both() -> None:
             {"rate": "60/m", "algorithm": "token_bucket", "burst": 2}, range(10), 54, id="eight come back in 9 s"
         ),
         pytest.param(
+            {"rate": "60/m", "algorithm": "token_bucket", "burst": 4, "cost": 3},
+            [0, 10],
+            12,
+            id="two come back in 10 s",
+        ),
+        pytest.param(
             {"rate": "60/m", "algorithm": "token_bucket", "burst": 2}, [0] * 3, None, id="never fits into the bucket"
         ),
         pytest.param({"rate": "150/10s", "cost": 40}, [0] * 5, 200, id="cost"),
@@ -288,6 +294,7 @@ def test_the_tightest_count_depends_on_the_options_of_the_rule(
     [
         pytest.param([], 1, id="none"),
         pytest.param([(0, "a")], 1, id="one"),
+        pytest.param([(0, "a"), (0, "a"), (20, "b")], 1, id="one twice at a moment"),
         pytest.param([(0, "a"), (0, "b"), (9, "b")], 2, id="of one window"),
         pytest.param([(0, "a"), (10, "b")], 1, id="at the moment when a window ends"),
         pytest.param([(0, "a"), (1, "b"), (12, "c")], 2, id="of a window that has ended"),
@@ -876,6 +883,7 @@ class TestBehindProxies:
             pytest.param({}, [], PROXY, id="no trusted proxy"),
             pytest.param({"TRUSTED_PROXIES": ["10.0.0.0/8"]}, [], ALL, id="trusted networks"),
             pytest.param({"TRUSTED_PROXY_COUNT": 1}, [], PROXY, id="the log of a trusted proxy"),
+            pytest.param({"TRUSTED_PROXY_COUNT": 2}, [], ALL, id="the log of the second of two trusted proxies"),
             pytest.param({"TRUSTED_PROXY_COUNT": 1}, ["--server-log"], ALL, id="the log of the server"),
         ],
     )
@@ -1271,6 +1279,14 @@ def test_a_line_of_blanks_is_not_counted_as_unreadable() -> None:
     _, traffic = read([" \t\n", line(0)])
 
     assert (traffic.lines, traffic.requests, traffic.unreadable) == (2, 1, 0)
+
+
+def test_a_site_without_urls_replays_the_rules_of_its_settings(settings: Any) -> None:
+    settings.ROOT_URLCONF = None
+
+    _, traffic = read([line(0)], {"all": {"rate": "1/m", "match": "/"}})
+
+    assert (len(traffic.plans), traffic.unreadable) == (1, 0)
 
 
 def test_without_a_trusted_proxy_the_header_of_proxies_is_as_it_was_logged() -> None:

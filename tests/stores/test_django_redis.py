@@ -46,9 +46,10 @@ class TestAnAlias:
             (CLUSTER_CLIENT, True),
             ("django_redis.client.DefaultClient", False),
             ("no.such.Client", False),
+            ("os.path.join", False),
             (None, False),
         ],
-        ids=["of a Cluster", "of one server", "wrong", "not given"],
+        ids=["of a Cluster", "of one server", "wrong", "not a class", "not given"],
     )
     def test_is_of_a_cluster_if_its_client_is(self, client: str | None, is_cluster: bool, alias: Any) -> None:
         assert alias(**({} if client is None else {"CLIENT_CLASS": client})).is_cluster is is_cluster
@@ -91,6 +92,15 @@ class TestAnAlias:
 
         found = [options[name] for name in ("password", "socket_timeout", "max_connections", "address_remap")]
         assert found == ["x", 5, 3, max]
+
+    def test_of_a_cluster_takes_an_option_of_the_url_first_and_then_one_of_the_pool(self, alias: Any) -> None:
+        pool = {"password": "of the pool", "socket_timeout": 1}
+
+        _, options = alias(
+            CLIENT_CLASS=CLUSTER_CLIENT, PASSWORD="of the alias", SOCKET_TIMEOUT=5, CONNECTION_POOL_KWARGS=pool
+        ).cluster()
+
+        assert (options["password"], options["socket_timeout"]) == ("x", 1)
 
     def test_of_a_cluster_maps_no_addresses_unless_it_says(self, alias: Any) -> None:
         _, options = alias(CLIENT_CLASS=CLUSTER_CLIENT).cluster()

@@ -158,6 +158,17 @@ class TestAProblemOfTheOptions:
         assert found is not None
         assert found.message.startswith("The options of this Redis do not make a connection: TypeError: ")
 
+    def test_is_a_class_of_connections_that_takes_no_time_outs(self) -> None:
+        class WithoutTimeOuts(redis.Connection):
+            def __init__(self, **options: Any) -> None:
+                if "socket_timeout" in options:
+                    raise TypeError("it has no socket_timeout")
+
+        found = self.problem(connection_class=WithoutTimeOuts)
+
+        words = "The options of this Redis do not make a connection: TypeError: it has no socket_timeout."
+        assert found == ("E014", words, "Do better.", "")
+
     def test_is_named_with_its_error(self) -> None:
         found = Which(ValueError("It is wrong.")).problem()
 
@@ -220,6 +231,12 @@ def test_the_options_of_a_class_are_what_its_bases_take_by_name() -> None:
 
 
 # --- an alias ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_time_out_that_sentinels_share_is_named_once() -> None:
+    found = long_timeouts(Which(of_sentinels({"socket_timeout": 7}, socket_timeout=7)))
+
+    assert found == [("socket_timeout of this Redis", 7)]
 
 
 NAME_ONE = (
@@ -416,10 +433,11 @@ class TestAFunctionOfTheSite:
             ({"password": "p"}, ("p",)),
             ({"username": "u"}, ("u", "")),
             ({"username": "", "password": "p"}, ("p",)),
+            ({"username": "u", "password": None}, ("u", "")),
         ],
-        ids=["both", "a password", "a user", "an empty user"],
+        ids=["both", "a password", "a user", "an empty user", "no password"],
     )
-    def test_gives_each_connection_its_credentials(self, given: dict[str, str], credentials: tuple[str, ...]) -> None:
+    def test_gives_each_connection_its_credentials(self, given: dict[str, Any], credentials: tuple[str, ...]) -> None:
         same = {"host": "h", **given}  # it may return one dict again and again
         provider = named_by(lambda: same)
 

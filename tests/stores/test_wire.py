@@ -532,6 +532,25 @@ def test_a_wire_is_not_ready_if_tls_has_decrypted_more_than_was_read() -> None:
     assert not Wire(Opened(sock)).is_ready()
 
 
+class EncryptedSocket(socket.socket):
+    """A socket as of TLS: all that it has decrypted was read."""
+
+    def pending(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("said", [b"x", b""], ids=["something", "the end"])
+def test_a_wire_is_not_ready_if_something_has_arrived_that_tls_has_not_decrypted(said: bytes) -> None:
+    ours, server = socket.socketpair()
+    with EncryptedSocket(fileno=ours.detach()) as encrypted, server:
+        wire = Wire(Opened(encrypted))
+        assert wire.is_ready()
+
+        server.sendall(said) if said else server.close()
+
+        assert not wire.is_ready()
+
+
 def test_a_socket_that_times_out_with_nothing_there_is_late() -> None:
     ours, server = socket.socketpair()
     late = LateSocket(fileno=ours.detach())
