@@ -155,6 +155,13 @@ class TestSet:
         assert check("search", "ip:198.51.100.77")
 
 
+    def test_each_wrong_value_is_named(self) -> None:
+        with pytest.raises(CommandError) as caught:
+            said("set", SUBJECT, "9/month", "--label", "b" * 101)
+
+        assert [word in str(caught.value) for word in ("rate: ", "label: ")] == [True, True]
+
+
 class TestBy:
     @pytest.mark.parametrize("verb", ["set", "import"])
     def test_the_override_says_who_set_it_last(self, verb: str, tmp_path: Path) -> None:
@@ -403,6 +410,7 @@ class TestList:
         whole, search = said("list", "--json")
 
         assert [whole[name] for name in ("rule", "mode", "rate", "reason", "label")] == ["*", "rate", "5/m", "", ""]
+        assert whole["created_by"] is None
         assert [search[name] for name in ("rule", "mode", "rate")] == ["search", "exempt", None]
 
     def test_an_override_is_an_object_in_json(self) -> None:
@@ -529,6 +537,7 @@ class TestClear:
         ("words", "whose"),
         [
             pytest.param((SUBJECT, "--rule", "*"), f" for {SUBJECT} of the rule *", id="all rules"),
+            pytest.param((SUBJECT, "--label", ""), f" for {SUBJECT}", id="no label"),
             pytest.param(
                 ("--rule", "search", "--label", "bots"), " of the rule search with the label bots", id="no subject"
             ),
@@ -666,7 +675,8 @@ class TestImport:
     def test_one_that_somebody_else_has_is_skipped_in_json(self, imported: Import) -> None:
         said("set", SUBJECT, "exempt")
 
-        assert imported(LIST, "--json")["skipped"] == [SUBJECT]
+        counts = {"added": 2, "changed": 0, "deleted": 0, "kept": 0}
+        assert imported(LIST, "--json") == {"label": "bots", "dry_run": False, **counts, "skipped": [SUBJECT]}
 
     def test_an_override_of_somebody_else_stays(self, imported: Import) -> None:
         said("set", SUBJECT, "exempt")
