@@ -154,7 +154,6 @@ class TestSet:
 
         assert check("search", "ip:198.51.100.77")
 
-
     def test_each_wrong_value_is_named(self) -> None:
         with pytest.raises(CommandError) as caught:
             said("set", SUBJECT, "9/month", "--label", "b" * 101)
@@ -759,6 +758,9 @@ class TestSecondImport:
         counts = {"added": 1, "changed": 0, "deleted": 1, "kept": 2}
 
         assert imported(self.NEXT, "--json") == {"label": "bots", "dry_run": False, **counts, "skipped": []}
+
+    def test_the_difference_is_said_in_words(self, imported: Import) -> None:
+        assert imported(self.NEXT) == ("Added 1, changed 0 and deleted 1 with the label bots; 2 stay as they are.\n")
 
     def test_what_the_new_list_lacks_is_deleted(self, imported: Import) -> None:
         imported(self.NEXT)
