@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import partial
 from io import StringIO
 from itertools import takewhile
@@ -35,7 +35,7 @@ from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.management.commands import quota_bans, quota_status
-from django_quota.models import QuotaOverride
+from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
 from tests.support.commands import said
@@ -83,6 +83,13 @@ class TestLimits:
             check("search", USER)
 
         assert words in run(command, USER)
+
+    def test_a_rule_that_cannot_be_read_may_count_a_subject(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"broken": {"rate": "often"}}}
+
+        found = run("quota_status", "org:7").splitlines()
+
+        assert found[:2] == ["org:7", "  Nothing is used."]
 
     @pytest.mark.parametrize(
         ("rule", "lines"),
@@ -1273,6 +1280,22 @@ class TestNotes:
 
         typed = {"an address": SUBJECT, "a user": f"user:{ann.pk}", "a counted name": "ann"}[known]
         assert "Note" not in run(command, typed)
+
+
+@pytest.mark.django_db
+def test_a_name_that_the_daily_counters_have_gets_no_hint() -> None:
+    DailyCounter.objects.create(subject="ann", rule="search", day=date(2025, 11, 20), allowed=1)
+
+    assert "Note" not in run("quota_status", "ann")
+
+
+@pytest.mark.django_db
+def test_a_banned_name_gets_no_hint_though_no_event_has_it(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+    with freeze(START):
+        ban("banning", "ann", "10m")
+
+    assert "Note" not in run("quota_status", "ann")
 
 
 @pytest.mark.django_db
