@@ -149,6 +149,14 @@ class TestLifting:
 
         assert found(client, "ann") == []
 
+    def test_a_ban_that_is_gone_hides_no_other_that_is_lifted(self, ann: str) -> None:
+        unban("*", ann)
+
+        answer = lift(superuser(), pair(ann), pair(SUBJECT, "search"))
+
+        assert "1 ban was lifted." in answer
+        assert "None of these bans" not in answer
+
     def test_a_ban_that_is_gone_cannot_be_lifted(self, ann: str) -> None:
         unban("*", ann)
 

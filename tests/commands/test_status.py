@@ -1261,6 +1261,9 @@ class TestNotes:
     def test_a_bare_ipv6_address_is_taken_for_its_network(self, command: str) -> None:
         assert "'ip:2001:db8::/64'" in run(command, "2001:DB8::7")
 
+    def test_a_value_that_is_stored_as_a_digest_is_not_repeated(self, command: str) -> None:
+        assert "+1555" not in run(command, "post:phone=+1555")
+
     def test_a_user_name_gets_a_hint_with_the_subject_of_the_user(self, command: str) -> None:
         ann = User.objects.create_user("ann")
 
