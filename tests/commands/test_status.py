@@ -799,6 +799,16 @@ class TestBans:
         printed = run("quota_bans", "set", "banning", "user:7", "10m")
 
         assert printed.startswith("Banned user:7 from banning for 20 minutes.\n")
+        assert run("quota_bans", "set", "banning", "user:7", "10m", "--json")["ends_in"] == 1_200
+
+    def test_a_ban_of_a_rule_whose_name_is_too_long_to_keep_is_not_one_of_another_rule(self, settings: Any) -> None:
+        banning = {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}
+        settings.QUOTA = {"RULES": {"banning": banning, "é" * 200: banning}}
+        run("quota_bans", "set", "é" * 200, SUBJECT, "10m")
+        settings.QUOTA = {"RULES": {"banning": banning}}
+
+        assert run("quota_bans", "list").startswith(f"{SUBJECT} from a name too long to keep until ")
+        assert run("quota_bans", "list", "--rule", "banning") == "Nobody is banned from banning.\n"
 
     def test_a_rule_with_the_name_of_a_rate_may_be_written_in_words(self, settings: Any) -> None:
         settings.QUOTA = {"RULES": {"5/m": {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}}}
