@@ -259,7 +259,7 @@ def _check_backends(paths: Sequence[str]) -> Iterator[CheckMessage]:
             hint="Remove django-axes, or keep it for its log alone, with AXES_LOCK_OUT_AT_FAILURE = False.",
             id="django_quota.W020",
         )
-    left = sorted(name for name in dir(settings) if name.startswith("AXES_"))
+    left = [name for name in dir(settings) if name.startswith("AXES_")]  # `dir` sorts them
     if left and not axes and not any(app.partition(".")[0] == "axes" for app in settings.INSTALLED_APPS):
         yield CheckWarning(
             f"{', '.join(left)}: settings of django-axes, which is not installed, have no effect.",

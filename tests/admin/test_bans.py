@@ -13,7 +13,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.test import Client
 
-from django_quota import ban, check, peek, unban
+from django_quota import Rule, ban, check, peek, unban
 from django_quota.admin import bans as page_of_bans
 from django_quota.core.errors import StoreUnavailable
 from django_quota.features import bans as service
@@ -126,6 +126,19 @@ class TestInEachStore:
         assert peek("search", ann)
 
 
+@pytest.mark.usefixtures("listing_store")
+@pytest.mark.parametrize(
+    ("query", "rule"),
+    [pytest.param({}, "old", id="of a ban"), pytest.param({"rule": "never"}, "never", id="that is asked for")],
+)
+def test_the_search_offers_a_rule_that_the_settings_do_not_have(query: dict[str, str], rule: str) -> None:
+    ban(Rule.make("old", OPTIONS["rate"], ban=OPTIONS["ban"]), SUBJECT, "10m")
+
+    page = superuser().get(PAGE, query).content.decode()
+
+    assert f'<option value="{rule}"' in page
+
+
 @pytest.mark.usefixtures("memory_store")
 class TestLifting:
     @pytest.fixture(autouse=True)
@@ -148,6 +161,14 @@ class TestLifting:
         lift(client, pair(ann), pair(ann, "search"))
 
         assert found(client, "ann") == []
+
+    def test_a_ban_that_is_gone_hides_no_other_that_is_lifted(self, ann: str) -> None:
+        unban("*", ann)
+
+        answer = lift(superuser(), pair(ann), pair(SUBJECT, "search"))
+
+        assert "1 ban was lifted." in answer
+        assert "None of these bans" not in answer
 
     def test_a_ban_that_is_gone_cannot_be_lifted(self, ann: str) -> None:
         unban("*", ann)

@@ -513,10 +513,17 @@ def test_a_top_up_says_what_it_adds(
         assert raise_in_words(limit, None if row is None else QuotaOverride(subject="user:42", **row)) == words
 
 
-def test_a_top_up_ends_in_local_time_on_a_site_without_time_zones(settings: Any) -> None:
+@pytest.mark.parametrize(
+    ("use_tz", "expires"),
+    [
+        pytest.param(True, datetime(2025, 11, 21, 11, tzinfo=UTC), id="with time zones"),
+        pytest.param(False, datetime(2025, 11, 21, 20), id="without them"),  # noqa: DTZ001 — of such a site
+    ],
+)
+def test_a_top_up_ends_in_the_local_time_of_the_site(use_tz: bool, expires: datetime, settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "RULES": {"a": "1000/d"}}
-    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Tokyo"
-    row = QuotaOverride(subject="user:42", rate="+500", expires=datetime(2025, 11, 21, 20))  # noqa: DTZ001 — of such a site
+    settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Tokyo"
+    row = QuotaOverride(subject="user:42", rate="+500", expires=expires)
 
     with freeze(START):
         said = raise_in_words(replace(LIMIT, limit=1_500, why="override"), row)

@@ -989,6 +989,20 @@ def test_an_event_that_comes_while_the_first_are_read_is_printed_once(
     assert follow_for(2)[0] == ["ip:1", "ip:2"]
 
 
+def test_events_that_come_together_are_printed_once_each(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    after, coming = EventStream.after, iter(["ip:2", "ip:3"])
+
+    def arriving(log: EventStream, *arguments: Any) -> Any:
+        for subject in coming:
+            tell(raw, subject)
+        return after(log, *arguments)
+
+    tell(raw, "ip:1")
+    monkeypatch.setattr(EventStream, "after", arriving)
+
+    assert follow_for(1)[0] == ["ip:1", "ip:2", "ip:3"]
+
+
 @pytest.mark.parametrize(("last", "printed"), [("0", []), ("1", ["ip:2"])])
 def test_following_begins_with_the_last_events(last: str, printed: list[str], raw: redis.Redis) -> None:
     tell(raw, "ip:1")

@@ -766,6 +766,14 @@ class TestReport:
             "Moved 2 days of subjects: 5 allowed and 2 refused checks, 2,004 units, to 3 rows.\n"
         )
 
+    def test_its_line_groups_the_digits_of_each_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        moved = rollup.RollupResult(days=1_001, rows=1_002, allowed=1_003, refused=1_004, units=1_005)
+        monkeypatch.setattr(f"{quota_rollup.__name__}.roll_up", Mock(return_value=[moved]))
+
+        assert said("quota_rollup") == (
+            "Moved 1,001 days of subjects: 1,003 allowed and 1,004 refused checks, 1,005 units, to 1,002 rows.\n"
+        )
+
     @pytest.mark.usefixtures("stopped")
     def test_its_line_says_that_it_was_stopped(self) -> None:
         assert said("quota_rollup", "--batch", "1") == (

@@ -464,6 +464,13 @@ class TestPeriodsOfCustomers:
     def test_the_command_prints_the_first_day_of_each(self) -> None:
         assert json_of("quota_usage", month="2026-10", by="period")[0]["period"] == "2026-10-15"
 
+    def test_the_command_draws_how_many_it_has_printed_where_none_can_say_how_many_there_are(self) -> None:
+        terminal = Terminal()
+
+        call_command("quota_usage", month="2026-10", by="period", verbosity=0, stdout=StringIO(), stderr=terminal)
+
+        assert terminal.getvalue().endswith("\rPrinting 1\n")
+
     def test_its_csv_has_the_first_day_of_the_period(self) -> None:
         printed = StringIO()
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,7 +222,9 @@ def test_what_is_no_moment_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"), [(None, None), ("60", 60.0), ("0.5", 0.5), (60, 60.0), ("10m", 600.0)], ids=str
+    ("given", "seconds"),
+    [(None, None), ("60", 60.0), ("0.5", 0.5), (60, 60.0), ("10m", 600.0), (timedelta(minutes=1), 60.0)],
+    ids=str,
 )
 def test_a_duration_is_a_number_of_seconds_or_has_a_unit(given: object, seconds: float | None) -> None:
     assert console.duration_of("--every", given) == seconds

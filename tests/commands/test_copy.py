@@ -659,12 +659,38 @@ def test_counts_of_rules_in_the_database_stay(more: tuple[str, ...], use: Callab
     assert peek("month", USER).remaining == 4
 
 
+def test_counts_of_rules_in_the_database_stay_though_this_process_has_read_no_rule(
+    use: Callable[[str], None], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use("redis")
+    check("5/m", USER)
+    month = {"rate": "5/month", "algorithm": "calendar", "store": "database"}
+    settings.QUOTA = {"STORE": "redis", "RULES": {"month": month}}
+    monkeypatch.setattr(Rule, "any_in_database", False)
+
+    assert "has the counts of rules" in error_of("quota_copy", "--from", "redis", "--to", "database")
+
+
 def test_rules_in_the_database_do_not_stop_a_copy_to_redis(use: Callable[[str], None], settings: Any) -> None:
     month = {"rate": "5/month", "algorithm": "calendar", "store": "database"}
     check("5/m", USER)
     settings.QUOTA = {"STORE": "redis", "RULES": {"month": month}}
 
     copy()
+
+    assert peek("5/m", USER).remaining == 4
+
+
+def test_rules_in_the_database_do_not_stop_a_copy_for_a_site_that_counts_all_there(
+    use: Callable[[str], None], settings: Any
+) -> None:
+    use("redis")
+    check("5/m", USER)
+    month = {"rate": "5/month", "algorithm": "calendar", "store": "database"}
+    settings.QUOTA = {"STORE": "database", "RULES": {"month": month}}
+    assert peek("month", USER).remaining == 5  # the process knows that a rule names the database
+
+    copy(way=BOTH[1])
 
     assert peek("5/m", USER).remaining == 4
 

@@ -154,6 +154,12 @@ class TestSet:
 
         assert check("search", "ip:198.51.100.77")
 
+    def test_each_wrong_value_is_named(self) -> None:
+        with pytest.raises(CommandError) as caught:
+            said("set", SUBJECT, "9/month", "--label", "b" * 101)
+
+        assert [word in str(caught.value) for word in ("rate: ", "label: ")] == [True, True]
+
 
 class TestBy:
     @pytest.mark.parametrize("verb", ["set", "import"])
@@ -403,6 +409,7 @@ class TestList:
         whole, search = said("list", "--json")
 
         assert [whole[name] for name in ("rule", "mode", "rate", "reason", "label")] == ["*", "rate", "5/m", "", ""]
+        assert whole["created_by"] is None
         assert [search[name] for name in ("rule", "mode", "rate")] == ["search", "exempt", None]
 
     def test_an_override_is_an_object_in_json(self) -> None:
@@ -529,6 +536,7 @@ class TestClear:
         ("words", "whose"),
         [
             pytest.param((SUBJECT, "--rule", "*"), f" for {SUBJECT} of the rule *", id="all rules"),
+            pytest.param((SUBJECT, "--label", ""), f" for {SUBJECT}", id="no label"),
             pytest.param(
                 ("--rule", "search", "--label", "bots"), " of the rule search with the label bots", id="no subject"
             ),
@@ -666,7 +674,8 @@ class TestImport:
     def test_one_that_somebody_else_has_is_skipped_in_json(self, imported: Import) -> None:
         said("set", SUBJECT, "exempt")
 
-        assert imported(LIST, "--json")["skipped"] == [SUBJECT]
+        counts = {"added": 2, "changed": 0, "deleted": 0, "kept": 0}
+        assert imported(LIST, "--json") == {"label": "bots", "dry_run": False, **counts, "skipped": [SUBJECT]}
 
     def test_an_override_of_somebody_else_stays(self, imported: Import) -> None:
         said("set", SUBJECT, "exempt")
@@ -749,6 +758,9 @@ class TestSecondImport:
         counts = {"added": 1, "changed": 0, "deleted": 1, "kept": 2}
 
         assert imported(self.NEXT, "--json") == {"label": "bots", "dry_run": False, **counts, "skipped": []}
+
+    def test_the_difference_is_said_in_words(self, imported: Import) -> None:
+        assert imported(self.NEXT) == ("Added 1, changed 0 and deleted 1 with the label bots; 2 stay as they are.\n")
 
     def test_what_the_new_list_lacks_is_deleted(self, imported: Import) -> None:
         imported(self.NEXT)

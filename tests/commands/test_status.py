@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import partial
 from io import StringIO
 from itertools import takewhile
@@ -35,7 +35,7 @@ from django_quota.limiting.override_rows import DatabaseRows
 from django_quota.limiting.overrides import overrides
 from django_quota.limiting.registry import get_limiter
 from django_quota.management.commands import quota_bans, quota_status
-from django_quota.models import QuotaOverride
+from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.subjects.subject import login_subject
 from django_quota.testing import freeze
 from tests.support.commands import said
@@ -83,6 +83,13 @@ class TestLimits:
             check("search", USER)
 
         assert words in run(command, USER)
+
+    def test_a_rule_that_cannot_be_read_may_count_a_subject(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"broken": {"rate": "often"}}}
+
+        found = run("quota_status", "org:7").splitlines()
+
+        assert found[:2] == ["org:7", "  Nothing is used."]
 
     @pytest.mark.parametrize(
         ("rule", "lines"),
@@ -792,6 +799,16 @@ class TestBans:
         printed = run("quota_bans", "set", "banning", "user:7", "10m")
 
         assert printed.startswith("Banned user:7 from banning for 20 minutes.\n")
+        assert run("quota_bans", "set", "banning", "user:7", "10m", "--json")["ends_in"] == 1_200
+
+    def test_a_ban_of_a_rule_whose_name_is_too_long_to_keep_is_not_one_of_another_rule(self, settings: Any) -> None:
+        banning = {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}
+        settings.QUOTA = {"RULES": {"banning": banning, "é" * 200: banning}}
+        run("quota_bans", "set", "é" * 200, SUBJECT, "10m")
+        settings.QUOTA = {"RULES": {"banning": banning}}
+
+        assert run("quota_bans", "list").startswith(f"{SUBJECT} from a name too long to keep until ")
+        assert run("quota_bans", "list", "--rule", "banning") == "Nobody is banned from banning.\n"
 
     def test_a_rule_with_the_name_of_a_rate_may_be_written_in_words(self, settings: Any) -> None:
         settings.QUOTA = {"RULES": {"5/m": {"rate": "1/h", "ban": {"after": "1/m", "for": "1h"}}}}
@@ -1254,6 +1271,9 @@ class TestNotes:
     def test_a_bare_ipv6_address_is_taken_for_its_network(self, command: str) -> None:
         assert "'ip:2001:db8::/64'" in run(command, "2001:DB8::7")
 
+    def test_a_value_that_is_stored_as_a_digest_is_not_repeated(self, command: str) -> None:
+        assert "+1555" not in run(command, "post:phone=+1555")
+
     def test_a_user_name_gets_a_hint_with_the_subject_of_the_user(self, command: str) -> None:
         ann = User.objects.create_user("ann")
 
@@ -1273,6 +1293,22 @@ class TestNotes:
 
         typed = {"an address": SUBJECT, "a user": f"user:{ann.pk}", "a counted name": "ann"}[known]
         assert "Note" not in run(command, typed)
+
+
+@pytest.mark.django_db
+def test_a_name_that_the_daily_counters_have_gets_no_hint() -> None:
+    DailyCounter.objects.create(subject="ann", rule="search", day=date(2025, 11, 20), allowed=1)
+
+    assert "Note" not in run("quota_status", "ann")
+
+
+@pytest.mark.django_db
+def test_a_banned_name_gets_no_hint_though_no_event_has_it(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+    with freeze(START):
+        ban("banning", "ann", "10m")
+
+    assert "Note" not in run("quota_status", "ann")
 
 
 @pytest.mark.django_db

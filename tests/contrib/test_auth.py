@@ -92,6 +92,13 @@ class Asked(BaseBackend):
         self.addresses.append(request.META["REMOTE_ADDR"])
 
 
+class ByMail(BaseBackend):
+    """A backend with users of its own."""
+
+    def get_user(self, user_id: Any) -> Any:
+        return "ann of the mails"
+
+
 def made_backend() -> BaseBackend:
     """Make a backend, as Django lets a function do it."""
     return ByPhone()
@@ -710,6 +717,13 @@ def test_a_user_whom_no_other_backend_has_is_nobody(ann: User, settings: Any) ->
     assert [LoginQuotaBackend().get_user(key) for key in (ann.pk, ann.pk + 1)] == [ann, None]
 
 
+@pytest.mark.usefixtures("database")
+def test_the_first_of_two_backends_that_have_a_user_is_the_one_that_finds_it(ann: User, settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByMail", MODEL]
+
+    assert LoginQuotaBackend().get_user(ann.pk) == "ann of the mails"
+
+
 # --- forms and pages --------------------------------------------------------------------------------------------------
 
 
@@ -1174,6 +1188,7 @@ class TestWhileRedisIsAway:
         pytest.param([OURS, MODEL], {"5/10m": "ip", "on_unavailable": "local"}, [], id="counts in the process"),
         pytest.param([f"{HERE}.Captcha", "nowhere.Backend", MODEL], None, [], id="a subclass of ours"),
         pytest.param([OURS, f"{HERE}.made_backend"], None, [], id="a function that makes a backend"),
+        pytest.param([OURS, MODEL, f"{HERE}.Captcha"], None, [], id="a second one of ours at the end"),
     ],
 )
 class TestChecks:

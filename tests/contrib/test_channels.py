@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpResponse
 from django.utils.functional import SimpleLazyObject
 
 from django_quota import Rule, check, peek, slot
@@ -132,6 +133,18 @@ async def test_a_refused_handshake_has_the_headers_of_a_refused_request() -> Non
     assert 0 < int(headers[b"retry-after"]) <= 60
     assert headers[b"content-type"] == b"application/problem+json"
     assert headers[b"ratelimit"].startswith(b'"connect";r=0')
+
+
+@in_a_loop
+async def test_a_refused_handshake_has_a_header_of_the_site_that_is_not_ascii(settings: Any) -> None:
+    def refuse(request: Any, decision: Any) -> HttpResponse:
+        return HttpResponse(status=429, headers={"X-Place": "Café"})
+
+    settings.QUOTA = {**settings.QUOTA, "RESPONSE": refuse}
+
+    start, _ = await refused_events(HTTP_RESPONSE)
+
+    assert dict(start["headers"])[b"x-place"] == "Café".encode("latin-1")
 
 
 @pytest.mark.parametrize(
@@ -605,6 +618,14 @@ def test_a_wrong_argument_is_refused_where_it_is_written(options: Any, says: str
         QuotaSocket(echo, **options)
 
     assert str(raised.value) == says
+
+
+def test_a_rule_of_the_settings_that_asks_about_a_response_is_refused_where_it_is_named(settings: Any) -> None:
+    rule = {"rate": "1/m", "settle": lambda request, response: 1}
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"paid": rule}}
+
+    with pytest.raises(RuleError, match=r"^Rule 'paid' has settle= or count_when=, but a socket has no response "):
+        QuotaSocket(echo, receive="paid")
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

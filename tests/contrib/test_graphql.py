@@ -141,6 +141,12 @@ def test_a_query_is_read_from_whatever_a_view_reads(make: Any) -> None:
     assert query_cost()(make()) == 2
 
 
+def test_a_cheap_query_beside_those_of_an_upload_hides_none_of_them() -> None:
+    request = RequestFactory().post("/graphql/", {"operations": json.dumps({"query": QUERY}), "query": "{ a }"})
+
+    assert query_cost()(request) == 2
+
+
 BODIES = {"no JSON": b"{", "no object": b"7", "no bytes of text": b"\xff", "nothing": b"", "deep": b"[" * 100_000}
 
 

@@ -468,6 +468,14 @@ def test_an_operation_may_count_by_the_network_of_the_address(settings: Any, cli
     assert [reply.status_code for reply in replies] == [200, 429, 200]
 
 
+def test_a_throttle_that_admits_nothing_names_no_wait(settings: Any) -> None:
+    serve(settings, api_with(None, "closed", throttle=contrib.AnonRateThrottle("0/m")))
+
+    refused = get("/api/search")
+
+    assert (refused.status_code, "Retry-After" in refused) == (429, False)
+
+
 def test_an_operation_may_answer_what_its_limit_refuses(settings: Any) -> None:
     api = NinjaAPI(urls_namespace="quota-tests-own-answers")
 

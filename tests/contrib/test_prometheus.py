@@ -99,14 +99,17 @@ class TestCollector:
             ("trial", "allowed"): 3, ("trial", "refused"): 0, ("trial", "shadowed"): 3,
         }  # fmt: skip
 
-    def test_it_sums_up_the_slots_of_all_subjects(self) -> None:
+    def test_it_sums_up_each_slot_over_all_subjects(self) -> None:
         for number in range(3):
             slot("export", 2, subject=f"secret:{number}").acquire()
+        slot("import", 5, subject="secret:1").acquire()
 
-        found = samples()
+        found = {names[:2]: value for names, value in samples().items() if names[0].startswith("quota_leases")}
 
-        assert found["quota_leases_in_use", "export"] == 3
-        assert found["quota_leases_limit", "export"] == 6
+        assert found == {
+            ("quota_leases_in_use", "export"): 3, ("quota_leases_limit", "export"): 6,
+            ("quota_leases_in_use", "import"): 1, ("quota_leases_limit", "import"): 5,
+        }  # fmt: skip
 
     def test_it_has_the_outages_of_the_store(self) -> None:
         get_limiter().outages.failed(StoreUnavailable("test"), [])

@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -1319,6 +1320,7 @@ class TestChecks:
             pytest.param(view_of(throttle_scope="scope"), id="the scope of a rule"),
             pytest.param(view_of(throttle_scope="daily"), id="the scope of a rate"),
             pytest.param(Exports.as_view(), id="slots that a throttle takes"),
+            pytest.param(view_of(partial(QuotaThrottle), QuotaThrottle), id="a throttle that a function makes"),
         ],
     )
     def test_nothing_is_found_where_all_is_right(

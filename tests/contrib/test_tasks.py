@@ -105,6 +105,7 @@ BY_ORG: Any = {"key": lambda task, args, kwargs: f"org:{args[0]}", "cost": lambd
         (TaskQuota(Rule.make("bucket", "10/m", algorithm="token_bucket", burst=1)), [7, 7, 7], [0.0, 6.0, 12.0]),
         (TaskQuota(Rule.make("billing", "10080/w", algorithm="calendar", starts=monday)), [7, 7], [0.0, 60.0]),
         (TaskQuota("10/m", cost=2), [7, 7], [0.0, 12.0]),
+        (TaskQuota("4/s"), [7, 7, 7], [0.0, 0.25, 0.5]),
         (TaskQuota("1000000/s"), [7], [0.0]),  # in thirty days as many as no limit may have
     ],
 )

@@ -83,7 +83,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def _request(options: dict[str, Any]) -> HttpRequest:
     """Return the request that the options describe. Raises `CommandError`."""
-    path, address, method = options["path"], options["ip"], options["method"].upper()
+    path, address, method = options["path"], options["ip"], options["method"]
     if not path.startswith("/"):
         raise CommandError(f"{path!r} is not a path. Begin it with a slash: /search/")
     if not is_address(address):
