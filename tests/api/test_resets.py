@@ -20,10 +20,12 @@ from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import RuleError
 from django_quota.features.resets import Reset, RuleState
+from django_quota.models import QuotaOverride
 from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import always
 from tests.support.counts import bans_of
+from tests.support.overridden import forget_overrides, override
 from tests.support.signals import received
 from tests.support.steps import START
 from tests.support.stores import spy
@@ -161,6 +163,34 @@ def test_all_tiers_of_a_rule_are_reset_unless_one_is_named(
         do("tiers", SUBJECT, **options)
 
         assert [peek("tiers", SUBJECT, tier=tier).remaining for tier in ("anonymous", "pro")] == left
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestUnderOverrides:
+    """What was counted under the rate of an override is deleted, too."""
+
+    def test_a_reset_forgets_the_counts_under_each_of_several_overrides(self, do: Callable[..., int]) -> None:
+        override("r 0 0 7/2h", "search", "user:*")
+        check("search", SUBJECT)
+        override("r 0 0 8/h", "search", SUBJECT)
+        check("search", SUBJECT)
+
+        assert do("search", SUBJECT) == 2
+
+    def test_a_reset_forgets_the_count_of_each_tier(self, do: Callable[..., int]) -> None:
+        override("r 0 0 +1", "tiers", SUBJECT)
+        for tier in ("anonymous", "pro"):
+            check("tiers", SUBJECT, tier=tier)
+
+        assert do("tiers", SUBJECT) == 2
+
+    @pytest.mark.django_db
+    def test_a_reset_that_is_the_first_call_of_a_process_reads_the_overrides(self, do: Callable[..., int]) -> None:
+        QuotaOverride.objects.create(subject=SUBJECT, rule="search", rate="7/h")
+        check("search", SUBJECT)
+        forget_overrides()
+
+        assert do("search", SUBJECT) == 1
 
 
 @pytest.mark.usefixtures("memory_store")
