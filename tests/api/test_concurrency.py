@@ -225,6 +225,15 @@ class TestWhatTheRulesTook:
         assert checks_of("ip:192.0.2.1")["exports"] == (3, 0)
 
 
+def test_a_slot_that_only_reports_leaves_what_the_rules_took() -> None:
+    limited: Any = quota("9/m", name="rate")(concurrency(1, name="view", block=False)(asks_nothing))
+
+    with slot("view", 1):
+        assert run(limited).status_code == 200
+
+    assert peek("9/m", "ip:192.0.2.1", name="rate").remaining == 8
+
+
 class TestErrorsOfTheView:
     @pytest.fixture(params=[False, True], ids=["sync", "async"])
     def limited(self, request: pytest.FixtureRequest) -> Any:

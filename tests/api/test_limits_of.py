@@ -173,6 +173,12 @@ def test_a_subject_has_the_known_rules_whose_key_can_give_it() -> None:
     assert shown(limits_of("org:1", tier="free")) == [("tokens", "100/d", "org:1", 0)]
 
 
+def test_a_rule_without_the_named_tier_has_the_default_tier_of_the_subject() -> None:
+    limits = shown(limits_of("ip:192.0.2.1", tier="free"))
+
+    assert [rate for rule, rate, *_ in limits if rule == "reads"] == ["5/m"]
+
+
 def test_the_limits_of_an_unknown_tier_are_an_error() -> None:
     with pytest.raises(RuleError) as refused:
         limits_of(ANN, tier="taem")
