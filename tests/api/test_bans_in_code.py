@@ -578,6 +578,10 @@ class TestWhoAndWhy:
         with pytest.raises(RuleError, match=f"^{next(iter(given))}="):
             ban("search", SUBJECT, 600, **given)
 
+    def test_a_wrong_duration_is_an_error_that_names_it(self) -> None:
+        with pytest.raises(RuleError, match=r"^duration=0 "):
+            ban("search", SUBJECT, 0)
+
 
 @pytest.mark.usefixtures("either_store", "rules")
 class TestRecentBans:
@@ -615,6 +619,25 @@ def test_the_rules_of_a_list_of_bans_are_those_whose_names_are_kept() -> None:
     found = find_bans(BanFilter())
 
     assert (found.rules, found.total, len(found.bans)) == (["login", "search"], 3, 3)
+
+
+@on_redis
+def test_a_list_has_the_whole_name_of_a_rule_that_is_known(settings: Any) -> None:
+    name = "a rule: " + "é" * 200
+    settings.QUOTA = {**settings.QUOTA, "RULES": {name: {"rate": "3/m", "ban": BAN}}}
+    ban(name, SUBJECT, 600)
+
+    assert [each.rule for each in find_bans(BanFilter()).bans] == [name]
+
+
+@on_redis
+def test_a_list_may_have_fewer_bans_than_are_in_force() -> None:
+    for seconds in (900, 600, 700):
+        ban("search", f"user:{seconds}", seconds)
+
+    number, found = bans.bans_in_force(2)
+
+    assert (number, [each.subject for each in found or ()]) == (3, ["user:600", "user:700"])
 
 
 @in_memory
@@ -658,6 +681,7 @@ def test_a_ban_that_ends_at_this_moment_is_in_no_list() -> None:
         pytest.param(BanFilter(["user:1"]), "user:12", False, id="a subject that begins with it"),
         pytest.param(BanFilter(["user:1"]), f"{SUBJECT}+user:1", True, id="a part of a subject"),
         pytest.param(BanFilter(["user:1"]), f"{SUBJECT}+user:12", False, id="a part that begins with it"),
+        pytest.param(BanFilter([f"{SUBJECT}+user:1"]), f"{SUBJECT}+user:1", True, id="a combined subject"),
         pytest.param(BanFilter(["ann"]), "org:annika", True, id="a word in it"),
         pytest.param(BanFilter(["ann"]), "org:7", False, id="another word"),
         pytest.param(BanFilter(["org:7", "user:1"]), "user:1", True, id="one of two subjects"),
@@ -678,6 +702,41 @@ def test_bans_are_read_at_the_time_of_the_store(monkeypatch: pytest.MonkeyPatch)
     now, _ = read_bans([SUBJECT])
 
     assert now > START
+
+
+@in_memory
+def test_without_a_subject_that_is_kept_bans_are_read_now() -> None:
+    with freeze(START):
+        assert read_bans([None]) == (START, {})
+
+
+@pytest.mark.usefixtures("either_store", "rules")
+class TestTheNextBan:
+    """The rule remembers a ban for an hour after its end."""
+
+    @pytest.mark.parametrize(
+        ("later", "level"), [(660 + 3_599, 2), (660 + 3_601, 1)], ids=["while it is remembered", "afterwards"]
+    )
+    def test_is_the_second_one(self, later: int, level: int) -> None:
+        with freeze(START):
+            ban("login", SUBJECT, 660)
+        with freeze(START + later * SECOND):
+            ban("login", SUBJECT, 60)
+
+            assert [found for _, _, found in bans_of(SUBJECT)] == [level]
+
+    def test_that_has_ended_at_this_moment_is_not_lifted(self) -> None:
+        with freeze(START):
+            ban("login", SUBJECT, 60)
+        with freeze(START + 60 * SECOND):
+            assert unban("login", SUBJECT) == 0
+
+
+@in_memory
+def test_the_signal_of_a_ban_names_the_subject_of_a_user(signalled: Mock) -> None:
+    ban("search", User(pk=7), 600)
+
+    assert signalled.call_args.kwargs["subject"] == "user:7"
 
 
 @pytest.mark.usefixtures("either_store", "rules")

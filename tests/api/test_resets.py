@@ -19,6 +19,7 @@ from django_quota.engine.events import AppendEvents, EventLog
 from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import RuleError
+from django_quota.features.bans import LiftBans
 from django_quota.features.resets import Reset, RuleState
 from django_quota.models import QuotaOverride
 from django_quota.signals import near_limit, refused
@@ -267,6 +268,20 @@ def test_rules_of_subjects_in_several_slots_are_reset_in_each_of_them() -> None:
 
     assert [each.kept for each in states.values()] == [{}, {}]
     assert [len(each.events) for each in events] == [3]
+
+
+def test_the_end_of_bans_is_written_to_the_log_in_another_slot() -> None:
+    """On a Redis Cluster one script reaches one slot."""
+    events: list[AppendEvents] = []
+
+    def run(operations: Sequence[Operation]) -> list[Any]:
+        events.extend(each for each in operations if isinstance(each, AppendEvents))
+        return [each.run(DictStates(), START) for each in operations if isinstance(each, LiftBans)]
+
+    lifting = LiftBans("q:{user:1}:s", ["api", "web"], EventLog(("events", "bans")))
+    run_sync(scatter(lifting, lambda key: "first"), run)
+
+    assert [len(each.events) for each in events] == [2]
 
 
 @pytest.mark.usefixtures("redis_cache")
