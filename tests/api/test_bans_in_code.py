@@ -748,6 +748,11 @@ class TestTheBansThatWereReadWithASubject:
 
             assert [rule for rule, _, _ in bans_of(SUBJECT)] == ["login", "search", "values"]
 
+    def test_have_the_name_of_a_rule_that_nobody_knows_any_more(self) -> None:
+        ban(Rule.make("old: [rule]", "2/m", ban=BAN), SUBJECT, 600)
+
+        assert [found.rule for found in read_contents(SUBJECT).bans()] == ["old: [rule]"]
+
     def test_have_the_digest_of_a_name_that_is_neither_kept_nor_known(self) -> None:
         ban(Rule.make("é" * 200, "2/m", ban=BAN), SUBJECT, 600)
 
