@@ -136,6 +136,16 @@ class TestOptions:
 
         assert statuses == [200, 429, 200, 200]
 
+    def test_the_settings_are_read_at_each_request_beside_a_limit_of_the_view(self, kind: str) -> None:
+        view = quota("9/m", name="own")(quota(rule="search")(made(kind)))
+        statuses = []
+
+        for rate in ("1/m", "0/s"):
+            with override_settings(QUOTA={**MEMORY, "RULES": {"search": rate}}):
+                statuses.append(run(view).status_code)
+
+        assert statuses == [200, 429]
+
     def test_a_rule_that_is_gone_from_the_settings_is_an_error(self, kind: str) -> None:
         view = quota(rule="search")(made(kind))
 
