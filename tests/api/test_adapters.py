@@ -297,6 +297,23 @@ def test_a_decision_is_combined_with_the_earlier_ones_of_its_request() -> None:
     assert both == first.combined_with(second) == request.quota
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_a_pair_takes_the_cost_of_its_rule() -> None:
+    decision = decide(request_by(), [(Rule.make("jobs", "10/m", cost=3), "user:42")])
+
+    assert (decision.cost, decision.remaining) == (3, 7)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_body_is_not_read_if_a_pair_refuses_the_request() -> None:
+    request = request_by("post", data={"phone": "1"})
+
+    decision = decide(request, [(Rule.make("0/m", "0/m"), "user:42"), Rule.make("phone", "9/m", key="post:phone")])
+
+    assert [outcome.rule for outcome in decision.outcomes] == ["0/m"]
+    assert request.read() != b""
+
+
 def test_a_subject_for_a_rule_that_needs_the_request_is_an_error() -> None:
     with pytest.raises(RuleError, match="pass the request"):
         decide(request_by(), [(Rule.make("own", lambda request: "5/m"), "user:42")])

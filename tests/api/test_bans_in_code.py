@@ -617,6 +617,25 @@ def test_the_rules_of_a_list_of_bans_are_those_whose_names_are_kept() -> None:
     assert (found.rules, found.total, len(found.bans)) == (["login", "search"], 3, 3)
 
 
+@on_redis
+def test_a_list_has_the_whole_name_of_a_rule_that_is_known(settings: Any) -> None:
+    name = "a rule: " + "é" * 200
+    settings.QUOTA = {**settings.QUOTA, "RULES": {name: {"rate": "3/m", "ban": BAN}}}
+    ban(name, SUBJECT, 600)
+
+    assert [each.rule for each in find_bans(BanFilter()).bans] == [name]
+
+
+@on_redis
+def test_a_list_may_have_fewer_bans_than_are_in_force() -> None:
+    for seconds in (900, 600, 700):
+        ban("search", f"user:{seconds}", seconds)
+
+    number, found = bans.bans_in_force(2)
+
+    assert (number, [each.subject for each in found or ()]) == (3, ["user:600", "user:700"])
+
+
 @in_memory
 def test_a_list_has_ten_thousand_bans_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bans, "bans_in_force", listed := Mock(return_value=(0, [])))
@@ -658,6 +677,7 @@ def test_a_ban_that_ends_at_this_moment_is_in_no_list() -> None:
         pytest.param(BanFilter(["user:1"]), "user:12", False, id="a subject that begins with it"),
         pytest.param(BanFilter(["user:1"]), f"{SUBJECT}+user:1", True, id="a part of a subject"),
         pytest.param(BanFilter(["user:1"]), f"{SUBJECT}+user:12", False, id="a part that begins with it"),
+        pytest.param(BanFilter([f"{SUBJECT}+user:1"]), f"{SUBJECT}+user:1", True, id="a combined subject"),
         pytest.param(BanFilter(["ann"]), "org:annika", True, id="a word in it"),
         pytest.param(BanFilter(["ann"]), "org:7", False, id="another word"),
         pytest.param(BanFilter(["org:7", "user:1"]), "user:1", True, id="one of two subjects"),
@@ -680,6 +700,41 @@ def test_bans_are_read_at_the_time_of_the_store(monkeypatch: pytest.MonkeyPatch)
     assert now > START
 
 
+@in_memory
+def test_without_a_subject_that_is_kept_bans_are_read_now() -> None:
+    with freeze(START):
+        assert read_bans([None]) == (START, {})
+
+
+@pytest.mark.usefixtures("either_store", "rules")
+class TestTheNextBan:
+    """The rule remembers a ban for an hour after its end."""
+
+    @pytest.mark.parametrize(
+        ("later", "level"), [(660 + 3_599, 2), (660 + 3_601, 1)], ids=["while it is remembered", "afterwards"]
+    )
+    def test_is_the_second_one(self, later: int, level: int) -> None:
+        with freeze(START):
+            ban("login", SUBJECT, 660)
+        with freeze(START + later * SECOND):
+            ban("login", SUBJECT, 60)
+
+            assert [found for _, _, found in bans_of(SUBJECT)] == [level]
+
+    def test_that_has_ended_at_this_moment_is_not_lifted(self) -> None:
+        with freeze(START):
+            ban("login", SUBJECT, 60)
+        with freeze(START + 60 * SECOND):
+            assert unban("login", SUBJECT) == 0
+
+
+@in_memory
+def test_the_signal_of_a_ban_names_the_subject_of_a_user(signalled: Mock) -> None:
+    ban("search", User(pk=7), 600)
+
+    assert signalled.call_args.kwargs["subject"] == "user:7"
+
+
 @pytest.mark.usefixtures("either_store", "rules")
 class TestTheBansThatWereReadWithASubject:
     def test_are_in_the_order_of_their_rules(self) -> None:
@@ -688,6 +743,11 @@ class TestTheBansThatWereReadWithASubject:
                 ban(rule, SUBJECT, 600)
 
             assert [rule for rule, _, _ in bans_of(SUBJECT)] == ["login", "search", "values"]
+
+    def test_have_the_name_of_a_rule_that_nobody_knows_any_more(self) -> None:
+        ban(Rule.make("old: [rule]", "2/m", ban=BAN), SUBJECT, 600)
+
+        assert [found.rule for found in read_contents(SUBJECT).bans()] == ["old: [rule]"]
 
     def test_have_the_digest_of_a_name_that_is_neither_kept_nor_known(self) -> None:
         ban(Rule.make("é" * 200, "2/m", ban=BAN), SUBJECT, 600)

@@ -225,6 +225,15 @@ class TestWhatTheRulesTook:
         assert checks_of("ip:192.0.2.1")["exports"] == (3, 0)
 
 
+def test_a_slot_that_only_reports_leaves_what_the_rules_took() -> None:
+    limited: Any = quota("9/m", name="counted")(concurrency(1, name="view", block=False)(asks_nothing))
+
+    with slot("view", 1):
+        assert run(limited).status_code == 200
+
+    assert peek("9/m", "ip:192.0.2.1", name="counted").remaining == 8
+
+
 class TestErrorsOfTheView:
     @pytest.fixture(params=[False, True], ids=["sync", "async"])
     def limited(self, request: pytest.FixtureRequest) -> Any:
@@ -326,6 +335,15 @@ class TestWithoutAnAnswer:
         assert response.status_code == status
         assert (request.quota.degraded, request.quota.allowed) == (True, allowed)
         assert (request.quota.rule, request.quota.subject) == ("view", "global")
+
+    @pytest.mark.parametrize("said", ["allow", "local", "deny"])
+    def test_the_decision_names_the_subject_of_the_key(self, said: Any) -> None:
+        request = get()
+
+        with no_answer():
+            run(concurrency(1, "ip", name="view", on_unavailable=said)(asks_nothing), request)
+
+        assert request.quota.subject == "ip:192.0.2.1"
 
     @pytest.mark.parametrize("said", ["allow", "local", "deny"])
     def test_a_full_store_lets_nobody_in(self, said: Any) -> None:

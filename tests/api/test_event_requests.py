@@ -129,6 +129,23 @@ def test_a_call_with_a_request_says_who_sent_it(kind: str) -> None:
     assert sources() == [("user:7", "GET", "/api/reports/")]
 
 
+@both
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize(
+    ("address", "phone"), [("0/m", "9/m"), ("9/m", "0/m")], ids=["before the body is read", "after it is read"]
+)
+def test_each_of_two_decisions_on_a_request_says_who_sent_it(kind: str, address: str, phone: str) -> None:
+    async def aview(request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    view: Any = aview if kind == "async" else lambda request: HttpResponse()
+    limited = quota(address, key="ip", name="address")(quota(phone, key="post:phone", name="phone")(view))
+
+    run(limited, request_of(method="post"))
+
+    assert sources() == [("user:7", "POST", "/api/reports/")]
+
+
 @pytest.mark.usefixtures("either_store")
 def test_a_call_without_a_request_says_nothing_of_one() -> None:
     check("0/m", "user:7")

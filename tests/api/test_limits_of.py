@@ -108,6 +108,7 @@ class TestOfARequest:
             ["192.0.2.0/24"], "ip:2001:db8::/64", ["office"], id="an address of IPv6 beside a network of IPv4"
         ),
         pytest.param(["192.0.2.0/24"], ANN, ["office"], id="a user, whose address is not known"),
+        pytest.param(["192.0.2.0/24"], User(pk=7, is_staff=True), ["office"], id="staff, whose address is not known"),
         pytest.param("staff", User(pk=7, is_staff=True), [], id="a user who is staff"),
         pytest.param("staff", User(pk=7, is_staff=True, is_active=False), ["office"], id="a user who left the staff"),
         pytest.param("staff", User(pk=7), ["office"], id="another user"),
@@ -171,6 +172,19 @@ def test_a_subject_has_the_known_rules_whose_key_can_give_it() -> None:
     assert shown(limits_of(ANN)) == shown(limits_of(User(pk=7))) == known, "without a tier no rates of tokens"
     assert shown(limits_of(ANN, tier="team")) == [*known, ("tokens", "1000/d", ANN, 0)]
     assert shown(limits_of("org:1", tier="free")) == [("tokens", "100/d", "org:1", 0)]
+
+
+@pytest.mark.parametrize(
+    ("tier", "rate"),
+    [
+        pytest.param("authenticated", "50/m", id="the named tier"),
+        pytest.param("free", "5/m", id="the default tier where there is no such tier"),
+    ],
+)
+def test_a_rule_without_a_function_of_tiers_has(tier: str, rate: str) -> None:
+    limits = shown(limits_of("ip:192.0.2.1", tier=tier))
+
+    assert [rate for rule, rate, *_ in limits if rule == "reads"] == [rate]
 
 
 def test_the_limits_of_an_unknown_tier_are_an_error() -> None:

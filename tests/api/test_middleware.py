@@ -12,9 +12,11 @@ from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse
 from django.template import Context, Template
 from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.urls import path
 from django.utils.functional import SimpleLazyObject
 
-from django_quota import Decision, acheck, check, concurrency, quota
+from django_quota import Decision, acheck, check, concurrency, peek, quota
+from django_quota.adapters import attach_decision, decide
 from django_quota.exceptions import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.limiting.registry import get_limiter
 from django_quota.middleware import QuotaMiddleware
@@ -133,6 +135,16 @@ class TestOptions:
                 statuses.append(run(view).status_code)
 
         assert statuses == [200, 429, 200, 200]
+
+    def test_the_settings_are_read_at_each_request_beside_a_limit_of_the_view(self, kind: str) -> None:
+        view = quota("9/m", name="own")(quota(rule="search")(made(kind)))
+        statuses = []
+
+        for rate in ("1/m", "0/s"):
+            with override_settings(QUOTA={**MEMORY, "RULES": {"search": rate}}):
+                statuses.append(run(view).status_code)
+
+        assert statuses == [200, 429]
 
     def test_a_rule_that_is_gone_from_the_settings_is_an_error(self, kind: str) -> None:
         view = quota(rule="search")(made(kind))
@@ -261,6 +273,46 @@ def test_a_view_that_raises_the_decision_on_its_request_has_it_once() -> None:
     assert [outcome.rule for outcome in request.quota.outcomes] == ["shown"]
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_a_view_that_raises_a_part_of_the_decision_on_its_request_has_it_once() -> None:
+    @quota("9/m", name="outer")
+    def raises(request: Any) -> HttpResponse:
+        own = decide(request, "0/m")
+        attach_decision(request, own)
+        own.raise_if_refused()
+        return HttpResponse()
+
+    request = get()
+
+    assert raises(request).status_code == 429
+    assert [outcome.rule for outcome in request.quota.outcomes] == ["outer", "0/m"]
+
+
+@both
+@pytest.mark.usefixtures("memory_store")
+def test_a_view_that_is_called_twice_for_a_request_writes_its_headers_each_time(kind: str) -> None:
+    view, request = quota("9/m", name="search")(made(kind)), get()
+    run(view, request)
+
+    again = run(view, request)
+
+    assert "r=7" in again.headers["RateLimit"]
+
+
+@both
+@pytest.mark.usefixtures("memory_store")
+def test_a_view_that_calls_itself_is_limited_at_each_call(kind: str, settings: Any) -> None:
+    @quota("9/m", name="calls itself")
+    def view(request: HttpRequest, times: int = 1) -> Any:
+        return view(request, times - 1) if times else HttpResponse()
+
+    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("itself/", view)]})
+
+    fetch(kind, "/itself/")
+
+    assert peek("9/m", "ip:127.0.0.1", name="calls itself").remaining == 7
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_subclass_may_decide_before_the_view_by_itself(kind: str) -> None:
     class Closed(QuotaMiddleware):
@@ -293,6 +345,15 @@ def test_a_refusal_in_a_view_rolls_its_transaction_back_where_there_is_one(
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
     assert client.get("/writes/").status_code == 429
     assert User.objects.count() == (0 if atomic else 1)
+
+
+@in_memory
+@pytest.mark.django_db(transaction=True)
+def test_a_refusal_in_a_view_without_a_transaction_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    User.objects.count()  # it is connected
+
+    assert quota("9/m", name="outside")(refused_inside)(get()).status_code == 429
 
 
 @in_memory

@@ -224,6 +224,14 @@ def test_the_end_of_a_window_is_in_the_time_zone_of_the_site(settings: Any) -> N
     assert next(each["until"] for each in found if each["rule"] == "uploads").endswith("+09:00")
 
 
+def test_today_is_the_day_in_the_time_zone_of_the_site(settings: Any) -> None:
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "en-gb", "Asia/Tokyo"
+    with freeze(START + 12 * 3_600 * SECOND):  # it is 1:40 a.m. there, and 4:40 p.m. of the day before in UTC
+        check("flood", "ip:192.0.2.1")
+
+        assert shown()["flood"] == "99 of 100 left until 2:40 a.m. JST"
+
+
 @pytest.mark.parametrize(
     ("rate", "left"),
     [
@@ -427,6 +435,11 @@ def test_a_function_that_does_not_fit_the_page_costs_its_own_rule_only(
 )
 def test_a_rule_that_is_not_about_the_caller_alone_is_not_shown(rule_and_another: None) -> None:
     assert names_on_both() == ["plain"]
+
+
+@pytest.mark.parametrize("rule_and_another", [{"distinct": "get:q"}], indirect=True, ids=["distinct"])
+def test_a_rule_about_the_caller_that_counts_values_of_the_page_is_shown(rule_and_another: None) -> None:
+    assert names_on_both() == ["odd", "plain"]
 
 
 @pytest.mark.parametrize("rule_and_another", [{"skip": f"{__name__}.is_ann"}], indirect=True, ids=["skip"])

@@ -163,7 +163,9 @@ def raised_override() -> Callable[[Any], tuple[Any, QuotaOverride]]:
 
 
 @pytest.mark.parametrize(
-    ("expires", "ends"), [(NOW + HOUR, END_OF_MONTH), (None, None)], ids=["an earlier end", "no end"]
+    ("expires", "ends"),
+    [(NOW + HOUR, END_OF_MONTH), (END_OF_MONTH + HOUR, END_OF_MONTH + HOUR), (None, None)],
+    ids=["an earlier end", "a later end", "no end"],
 )
 def test_an_override_of_the_subject_keeps_its_later_end(raised_override: Any, expires: Any, ends: Any) -> None:
     until, found = raised_override(expires)

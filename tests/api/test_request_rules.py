@@ -391,6 +391,12 @@ class TestSlotsThatWaitForTheUser:
         with slot("three", 1, subject="ip:127.0.0.1"):
             assert careless(self.request()).status_code == 429
 
+    def test_one_without_a_name_is_that_of_its_class(self) -> None:
+        limited = concurrency(1, "user")(named("Mine", self.Holding))
+
+        with slot(f"{__name__}.Mine", 1, subject="user:7"):
+            assert limited.as_view()(self.request()).status_code == 429
+
     def test_one_of_an_integration_that_answers_itself_does_not_wait(self) -> None:
         rule = SlotRule.make("four", 1, key="user")
         held = rule.around(TokenView.as_view(), lambda decision: HttpResponse(decision.rule, status=418))

@@ -19,13 +19,14 @@ from django_quota.engine.events import AppendEvents, EventLog
 from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import RuleError
+from django_quota.features.bans import LiftBans
 from django_quota.features.resets import Reset, RuleState
-from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
 from tests.support.calls import always
 from tests.support.counts import bans_of
+from tests.support.overridden import override
 from tests.support.signals import received
 from tests.support.steps import START
 from tests.support.stores import spy
@@ -189,6 +190,26 @@ def test_all_tiers_of_a_rule_are_reset_unless_one_is_named(
 
 
 @pytest.mark.usefixtures("memory_store")
+class TestUnderOverrides:
+    """What was counted under the rate of an override is deleted, too."""
+
+    def test_a_reset_forgets_the_counts_under_each_of_several_overrides(self, do: Callable[..., int]) -> None:
+        override("r 0 0 7/2h", "search", "user:*")
+        check("search", SUBJECT)
+        override("r 0 0 8/h", "search", SUBJECT)
+        check("search", SUBJECT)
+
+        assert do("search", SUBJECT) == 2
+
+    def test_a_reset_forgets_the_count_of_each_tier(self, do: Callable[..., int]) -> None:
+        override("r 0 0 +1", "tiers", SUBJECT)
+        for tier in ("anonymous", "pro"):
+            check("tiers", SUBJECT, tier=tier)
+
+        assert do("tiers", SUBJECT) == 2
+
+
+@pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("rule", ["by-header", "dynamic"])
 def test_the_key_of_the_rule_takes_the_subject_from_a_request(do: Callable[..., int], rule: str) -> None:
     request = RequestFactory().get("/", HTTP_X_KEY="secret")
@@ -274,6 +295,20 @@ def test_rules_of_subjects_in_several_slots_are_reset_in_each_of_them() -> None:
 
     assert [each.kept for each in states.values()] == [{}, {}]
     assert [len(each.events) for each in events] == [3]
+
+
+def test_the_end_of_bans_is_written_to_the_log_in_another_slot() -> None:
+    """On a Redis Cluster one script reaches one slot."""
+    events: list[AppendEvents] = []
+
+    def run(operations: Sequence[Operation]) -> list[Any]:
+        events.extend(each for each in operations if isinstance(each, AppendEvents))
+        return [each.run(DictStates(), START) for each in operations if isinstance(each, LiftBans)]
+
+    lifting = LiftBans("q:{user:1}:s", ["api", "web"], EventLog(("events", "bans")))
+    run_sync(scatter(lifting, lambda key: "first"), run)
+
+    assert [len(each.events) for each in events] == [2]
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -20,7 +20,7 @@ from django_quota.exceptions import RuleError
 from django_quota.middleware import QuotaMiddleware
 from django_quota.signals import near_limit
 from django_quota.testing import freeze
-from tests.support.calls import calls_of
+from tests.support.calls import calls_of, run
 from tests.support.counts import checks_of, count_what_waits, units_of
 from tests.support.outages import no_answer
 from tests.support.overridden import override
@@ -305,6 +305,17 @@ def test_a_view_after_one_that_failed_is_settled_too() -> None:
     counted[1](answer)(request)
 
     assert left() == 700
+
+
+@pytest.mark.parametrize("view", [counted[1](answer), counted[1](aanswer)], ids=["sync", "async"])
+def test_each_of_two_calls_of_a_view_is_settled_by_its_own_response(view: Any) -> None:
+    request: Any = RequestFactory().get("/", {"size": 300})
+    run(view, request)
+    request.GET = {"size": 20}
+
+    run(view, request)
+
+    assert left() == 680
 
 
 def test_what_is_no_response_of_django_is_settled_at_once() -> None:

@@ -126,6 +126,17 @@ class TestWithRulesAndOtherSlots:
         assert asked == []
 
 
+@both
+def test_what_a_refused_slot_gave_back_is_not_settled(kind: str, settings: Any) -> None:
+    paid = {"rate": "1000/h", "match": "/", "settle": lambda request, response: 40}
+    with_rules(settings, paid=paid, exports=SITE_SLOT)
+
+    with slot("exports", 1):
+        assert statuses("/export/", kind) == [429]
+
+    assert peek("paid", "ip:127.0.0.1").remaining == 1_000
+
+
 def test_an_error_of_a_view_gives_the_slot_back(settings: Any) -> None:
     def fail(request: Any) -> Any:
         raise ZeroDivisionError

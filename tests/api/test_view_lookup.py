@@ -26,7 +26,7 @@ from django_quota import concurrency, quota
 from django_quota.adapters import register_view_check
 from django_quota.exceptions import ConfigurationError
 from django_quota.http import rule_checks, view_lookup
-from django_quota.http.view_lookup import rules_of_endpoint
+from django_quota.http.view_lookup import path_of, rules_of_endpoint
 from django_quota.limiting.known_rules import known_rules, known_slots
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -260,6 +260,11 @@ class TestW013:
         assert (found.id, "they share one count" in found.msg) == ("django_quota.W013", True)
         assert "(..., name='...')" in found.hint
 
+    def test_it_names_three_views_once(self, decorate: Any, settings: Any) -> None:
+        views = [decorate(made(word)) for word in ("one", "other", "third")]
+
+        assert [found.id for found in findings(settings, *views)] == ["django_quota.W013"]
+
     def test_a_view_may_be_in_the_urls_twice(self, decorate: Any, settings: Any) -> None:
         view = decorate(made("one"))
 
@@ -281,12 +286,24 @@ class TestW013:
     [
         pytest.param([quota("5/m")(plain), quota("5/m")(transparent(plain))], id="one view, decorated twice"),
         pytest.param([quota("5/m", name="made")(made(word)) for word in ("one", "other")], id="a name that is given"),
+        pytest.param([concurrency(5, name="made")(made(word)) for word in ("one", "other")], id="a slot with a name"),
         pytest.param([Base.as_view(), Derived.as_view(), quota("5/m")(Base.as_view())], id="classes that inherit"),
         pytest.param([quota("5/m")(made("one")), concurrency(1)(made("other"))], id="a rate of one, a slot of another"),
     ],
 )
 def test_w013_leaves_alone(views: list[Any], settings: Any) -> None:
     assert findings(settings, *views) == []
+
+
+def test_a_view_may_have_actions_of_its_own(settings: Any) -> None:
+    view: Any = quota("5/m")(template("one"))
+    view.actions = ["export"]
+
+    assert findings(settings, view) == []
+
+
+def test_the_path_of_a_regular_expression_has_no_backslash() -> None:
+    assert path_of(r"^files/a\.txt$") == "/files/a.txt"
 
 
 def test_slots_are_known_by_the_names_that_requests_meet(settings: Any) -> None:
