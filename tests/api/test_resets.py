@@ -21,6 +21,7 @@ from django_quota.engine.scatter import scatter
 from django_quota.exceptions import RuleError
 from django_quota.features.bans import LiftBans
 from django_quota.features.resets import Reset, RuleState
+from django_quota.limiting.overrides import overrides
 from django_quota.models import QuotaOverride
 from django_quota.signals import near_limit, refused
 from django_quota.testing import freeze
