@@ -245,6 +245,17 @@ def test_a_wrong_rate_of_a_function_is_an_error_that_names_it() -> None:
     assert (caught.value.text, caught.value.position) == (of_rule.value.text, of_rule.value.position)
 
 
+def right_rate(_: Any) -> str:
+    return "5/m"
+
+
+def test_a_wrong_rate_of_one_of_several_functions_is_an_error_that_names_them_all() -> None:
+    with pytest.raises(RateError) as caught:
+        asks_of_rates(right_rate, wrong_rate)
+
+    assert str(caught.value).endswith(f" It came from {__name__}.right_rate, {__name__}.wrong_rate, for rule 'rates'.")
+
+
 # --- calls with a request: the options of the rule do not exclude it --------------------------------------------------
 
 

@@ -755,9 +755,12 @@ def test_paths_in_a_rule_become_functions(option: str, value: object, found: obj
     assert import_option(option, value) == found
 
 
-def test_words_in_the_place_of_a_function_of_a_rule_are_an_error() -> None:
-    with pytest.raises(RuleError, match=r"^cost='five units' cannot be imported"):
-        import_option("cost", "five units")
+@pytest.mark.parametrize("words", ["five units", ".b", ".a.b"], ids=["words", "a dot before a name", "a relative path"])
+def test_words_in_the_place_of_a_function_of_a_rule_are_an_error(words: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        import_option("cost", words)
+
+    assert str(caught.value).startswith(f"cost={words!r} cannot be imported: ")
 
 
 RATE_HINT = (
@@ -1047,5 +1050,24 @@ def test_no_frame_of_a_wrong_setting_shows_a_secret(settings: Any) -> None:
     assert (current().digest_key, current().redis) == ("5ecret of the site", "redis://:5ecret@127.0.0.1/0")
     with pytest.raises(ConfigurationError) as failed:
         _ = current().prefix
-    frames = [frame for frame, _ in walk_tb(failed.value.__traceback__)][1:]  # without that of the test
-    assert [value for frame in frames for value in frame.f_locals.values() if "5ecret" in repr(value)] == []
+    assert shown_by_frames(failed.value) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("redis", ["redis://:5ecret@127.0.0.1/0"])],
+    ids=["a list with an address"],
+)
+def test_no_frame_of_a_secret_that_is_wrong_shows_it(name: str, value: object, settings: Any) -> None:
+    settings.QUOTA = {name.upper(): value}
+
+    with pytest.raises(ConfigurationError) as failed:
+        getattr(current(), name)
+
+    assert shown_by_frames(failed.value) == []
+
+
+def shown_by_frames(error: ConfigurationError) -> list[object]:
+    """Return what frames of an error show of a secret, without that of the test."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)][1:]
+    return [value for frame in frames for value in frame.f_locals.values() if "5ecret" in repr(value)]
