@@ -1055,8 +1055,8 @@ def test_no_frame_of_a_wrong_setting_shows_a_secret(settings: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("redis", ["redis://:5ecret@127.0.0.1/0"])],
-    ids=["a list with an address"],
+    [("redis", ["redis://:5ecret@127.0.0.1/0"]), ("digest_key", b"5ecret"), ("metrics_token", "5ecret")],
+    ids=["a list with an address", "bytes", "a short token"],
 )
 def test_no_frame_of_a_secret_that_is_wrong_shows_it(name: str, value: object, settings: Any) -> None:
     settings.QUOTA = {name.upper(): value}
