@@ -392,6 +392,18 @@ def test_an_unknown_proxy_is_logged_once(
     assert all(f'Set, for example, "TRUSTED_PROXIES": [{peer!r}].' in line for line in caplog.messages)
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_a_proxy_of_a_known_number_is_not_logged_as_an_unknown_one(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_everything_again()
+    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXY_COUNT": 1}
+
+    check("1/m", RequestFactory().get("/", REMOTE_ADDR="10.0.0.5", HTTP_X_FORWARDED_FOR="203.0.113.1"))
+
+    assert caplog.messages == []
+
+
 @pytest.fixture
 def started_by(request: pytest.FixtureRequest, memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with this command line, and this value of FORWARDED_ALLOW_IPS."""
