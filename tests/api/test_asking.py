@@ -65,6 +65,12 @@ def test_a_look_asks_for_one_unit_and_reads_no_body() -> None:
     assert asked(*by_body, *rules, *by_body, is_peek=True) == [("plain", ADDRESS, 1, ""), ("work", ADDRESS, 1, "")]
 
 
+def test_a_look_asks_for_no_value_even_if_a_header_has_it() -> None:
+    rule = Rule.make("devices", "9/m", key="ip", distinct="header:X-Device")
+
+    assert asked(rule, of=request(HTTP_X_DEVICE="7"), is_peek=True) == [("devices", ADDRESS, 1, "")]
+
+
 def test_a_request_from_an_exempt_network_asks_for_nothing(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "EXEMPT": ["203.0.113.0/24"]}
 

@@ -542,6 +542,13 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
             id="a header that nobody may set",
         ),
         pytest.param(
+            {"CLIENT_IP_HEADER": "X-Real-IP", "TRUSTED_PROXIES": []},
+            "client_ip_header",
+            "QUOTA[\"CLIENT_IP_HEADER\"] is 'X-Real-IP', but TRUSTED_PROXIES is empty, so the header would be ignored. "
+            'Name the proxies that set it, for example "TRUSTED_PROXIES": ["10.1.2.0/24"].',
+            id="a header that nobody in an empty list may set",
+        ),
+        pytest.param(
             {"STORE": "x"}, "store", "QUOTA[\"STORE\"] is 'x'. Use 'redis', 'database' or 'memory'.", id="not a store"
         ),
         pytest.param(
