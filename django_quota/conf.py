@@ -69,10 +69,10 @@ class Setting(Generic[T]):
         default, hint, fits, read, is_secret = self._declared
         name = self._name.upper()
         value = ours.given.get(name, default)
-        if not fits(value):
-            problem = "has a wrong value, which is not shown" if is_secret else f"is {value!r}"
-            raise ConfigurationError(f'QUOTA["{name}"] {problem}.', hint)
+        problem = "" if fits(value) else "has a wrong value, which is not shown" if is_secret else f"is {value!r}"
         del value  # error pages show local names
+        if problem:
+            raise ConfigurationError(f'QUOTA["{name}"] {problem}.', hint)
         found = read(ours, ours.given.get(name, default))
         ours.__dict__[self._name] = found  # Python looks there first from now on
         return cast("T", found)

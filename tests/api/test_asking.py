@@ -65,6 +65,12 @@ def test_a_look_asks_for_one_unit_and_reads_no_body() -> None:
     assert asked(*by_body, *rules, *by_body, is_peek=True) == [("plain", ADDRESS, 1, ""), ("work", ADDRESS, 1, "")]
 
 
+def test_a_look_asks_for_no_value_even_if_a_header_has_it() -> None:
+    rule = Rule.make("devices", "9/m", key="ip", distinct="header:X-Device")
+
+    assert asked(rule, of=request(HTTP_X_DEVICE="7"), is_peek=True) == [("devices", ADDRESS, 1, "")]
+
+
 def test_a_request_from_an_exempt_network_asks_for_nothing(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "EXEMPT": ["203.0.113.0/24"]}
 
@@ -243,6 +249,17 @@ def test_a_wrong_rate_of_a_function_is_an_error_that_names_it() -> None:
         Rule.make("rates", "5/fortnight")
     assert str(caught.value) == f"{of_rule.value} It came from {__name__}.wrong_rate, for rule 'rates'."
     assert (caught.value.text, caught.value.position) == (of_rule.value.text, of_rule.value.position)
+
+
+def right_rate(_: Any) -> str:
+    return "5/m"
+
+
+def test_a_wrong_rate_of_one_of_several_functions_is_an_error_that_names_them_all() -> None:
+    with pytest.raises(RateError) as caught:
+        asks_of_rates(right_rate, wrong_rate)
+
+    assert str(caught.value).endswith(f" It came from {__name__}.right_rate, {__name__}.wrong_rate, for rule 'rates'.")
 
 
 # --- calls with a request: the options of the rule do not exclude it --------------------------------------------------

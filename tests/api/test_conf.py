@@ -392,6 +392,18 @@ def test_an_unknown_proxy_is_logged_once(
     assert all(f'Set, for example, "TRUSTED_PROXIES": [{peer!r}].' in line for line in caplog.messages)
 
 
+@pytest.mark.usefixtures("memory_store")
+def test_a_proxy_of_a_known_number_is_not_logged_as_an_unknown_one(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_everything_again()
+    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXY_COUNT": 1}
+
+    check("1/m", RequestFactory().get("/", REMOTE_ADDR="10.0.0.5", HTTP_X_FORWARDED_FOR="203.0.113.1"))
+
+    assert caplog.messages == []
+
+
 @pytest.fixture
 def started_by(request: pytest.FixtureRequest, memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with this command line, and this value of FORWARDED_ALLOW_IPS."""
@@ -528,6 +540,13 @@ REDIS_HINT = "Use a URL such as 'redis://127.0.0.1:6379/0', a dict of redis-py's
             "QUOTA[\"CLIENT_IP_HEADER\"] is 'X-Real-IP', but TRUSTED_PROXIES is empty, so the header would be ignored. "
             'Name the proxies that set it, for example "TRUSTED_PROXIES": ["10.1.2.0/24"].',
             id="a header that nobody may set",
+        ),
+        pytest.param(
+            {"CLIENT_IP_HEADER": "X-Real-IP", "TRUSTED_PROXIES": []},
+            "client_ip_header",
+            "QUOTA[\"CLIENT_IP_HEADER\"] is 'X-Real-IP', but TRUSTED_PROXIES is empty, so the header would be ignored. "
+            'Name the proxies that set it, for example "TRUSTED_PROXIES": ["10.1.2.0/24"].',
+            id="a header that nobody in an empty list may set",
         ),
         pytest.param(
             {"STORE": "x"}, "store", "QUOTA[\"STORE\"] is 'x'. Use 'redis', 'database' or 'memory'.", id="not a store"
@@ -755,9 +774,12 @@ def test_paths_in_a_rule_become_functions(option: str, value: object, found: obj
     assert import_option(option, value) == found
 
 
-def test_words_in_the_place_of_a_function_of_a_rule_are_an_error() -> None:
-    with pytest.raises(RuleError, match=r"^cost='five units' cannot be imported"):
-        import_option("cost", "five units")
+@pytest.mark.parametrize("words", ["five units", ".b", ".a.b"], ids=["words", "a dot before a name", "a relative path"])
+def test_words_in_the_place_of_a_function_of_a_rule_are_an_error(words: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        import_option("cost", words)
+
+    assert str(caught.value).startswith(f"cost={words!r} cannot be imported: ")
 
 
 RATE_HINT = (
@@ -1047,5 +1069,24 @@ def test_no_frame_of_a_wrong_setting_shows_a_secret(settings: Any) -> None:
     assert (current().digest_key, current().redis) == ("5ecret of the site", "redis://:5ecret@127.0.0.1/0")
     with pytest.raises(ConfigurationError) as failed:
         _ = current().prefix
-    frames = [frame for frame, _ in walk_tb(failed.value.__traceback__)][1:]  # without that of the test
-    assert [value for frame in frames for value in frame.f_locals.values() if "5ecret" in repr(value)] == []
+    assert shown_by_frames(failed.value) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("redis", ["redis://:5ecret@127.0.0.1/0"]), ("digest_key", b"5ecret"), ("metrics_token", "5ecret")],
+    ids=["a list with an address", "bytes", "a short token"],
+)
+def test_no_frame_of_a_secret_that_is_wrong_shows_it(name: str, value: object, settings: Any) -> None:
+    settings.QUOTA = {name.upper(): value}
+
+    with pytest.raises(ConfigurationError) as failed:
+        getattr(current(), name)
+
+    assert shown_by_frames(failed.value) == []
+
+
+def shown_by_frames(error: ConfigurationError) -> list[object]:
+    """Return what frames of an error show of a secret, without that of the test."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)][1:]
+    return [value for frame in frames for value in frame.f_locals.values() if "5ecret" in repr(value)]

@@ -183,6 +183,18 @@ def test_an_observer_that_stopped_is_not_called(observer: Observer) -> None:
     assert observer.given == []
 
 
+def test_an_observer_that_ends_itself_hides_no_decision_from_the_next_one(observer: Observer) -> None:
+    def once(_: Decision) -> None:
+        unobserve(once)
+
+    observe(once)
+    observe(observer)
+
+    check(OPEN, SUBJECT)
+
+    assert len(observer.given) == 1
+
+
 def test_unobserve_returns_whether_the_function_was_an_observer(observer: Observer) -> None:
     observe(observer)
 

@@ -109,6 +109,15 @@ def test_an_error_of_the_second_store_gives_nothing_back_of_a_forced_hit(two: An
     assert left(limiter, BURST) == 4
 
 
+def test_a_forced_hit_that_the_second_store_has_no_room_for_stays_counted_in_the_first(two: Any) -> None:
+    limiter, _, _ = two
+    full = Rule.make("full", "0/m", store="database")
+
+    limiter.decide([Ask(BURST, SUBJECT, 1), Ask(full, SUBJECT, 1)], "force")
+
+    assert left(limiter, BURST) == 4
+
+
 def test_an_error_of_the_second_store_takes_no_day_from_a_rule_without_a_limit(two: Any) -> None:
     limiter, _, second = two
     free = Ask(Rule.make("free", None, daily=True), SUBJECT, 1)
@@ -600,7 +609,9 @@ class TestCleaning:
         assert len(deleted) == batches
 
     @pytest.mark.parametrize(
-        ("done", "batches"), [((999, 0), 1), ((0, 1_000), 2)], ids=["no full batch", "a full batch"]
+        ("done", "batches"),
+        [((999, 0), 1), ((999, 999), 1), ((0, 1_000), 2)],
+        ids=["no full batch", "two that are not full", "a full batch"],
     )
     def test_a_full_batch_is_followed_by_the_next_in_the_next_round(
         self, done: tuple[int, int], batches: int, cleaning: Cleaning, clock: Clock, deleted: list[Any]

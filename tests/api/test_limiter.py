@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import redis
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import User
 from django.test import RequestFactory
 
@@ -20,6 +20,7 @@ from django_quota import (
     Rule,
     acheck,
     apeek,
+    apeek_all,
     arefund,
     areset,
     ban,
@@ -27,6 +28,7 @@ from django_quota import (
     check_all,
     counter,
     peek,
+    peek_all,
     quota,
     raise_limit,
     refund,
@@ -324,6 +326,14 @@ def test_a_call_that_blocks_an_event_loop_warns_once_a_place(settings: Any, memo
         )
     }
     assert lines == ['check("1/m", "user:1")', 'counter("clicks").incr("user:1")']
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("look", [peek_all, async_to_sync(apeek_all)], ids=["sync", "async"])
+def test_a_look_at_several_rules_calls_no_function_of_a_cost(look: Any) -> None:
+    rule = Rule.make("work", "5/m", cost=lambda request: pytest.fail("it was called"))
+
+    assert look([(rule, "user:1"), ("9/m", "user:1")]).outcomes[0].remaining == 5
 
 
 @pytest.mark.usefixtures("memory_store")

@@ -457,6 +457,17 @@ def test_a_request_of_a_blocked_subject_that_one_rule_takes_for_free_is_a_refusa
     assert checks_of_today() == {"paid": (0, 1, 0)}
 
 
+@pytest.mark.usefixtures("memory_store", "overridden")
+def test_a_block_is_counted_for_a_shadow_beside_the_rule_that_refuses() -> None:
+    override("b 0 0 ", "*", "user:100%25")
+
+    check_all([(Rule.make("trial", "2/m", shadow=True), "user:100%25"), (Rule.make("api", "2/m"), "user:100%25")])
+    flusher.flush()
+
+    assert checks_of_today() == {"trial": (0, 0, 1), "api": (0, 1, 0)}
+    assert refused_today() == [("user:100%25", 1)]
+
+
 @pytest.mark.usefixtures("memory_store", "at_one_time")
 def test_a_free_request_of_a_blocked_subject_is_no_refusal_of_the_day() -> None:
     request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.7")

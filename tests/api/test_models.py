@@ -141,6 +141,7 @@ def test_a_row_that_contradicts_itself_or_its_rule_is_a_problem_of_a_field(
     ("values", "problems"),
     [
         pytest.param({"mode": "exempt"}, {}, id="nothing"),
+        pytest.param({"subject": ""}, {}, id="an empty subject, which its field refuses"),
         pytest.param(
             {"starts": NOW, "expires": NOW}, {"expires": ["It must expire after it starts."]}, id="an end at the start"
         ),

@@ -259,6 +259,13 @@ def test_the_override_of_a_network_of_one_address_is(bits: dict[str, int], found
     assert override_subject("ip:2001:DB8::7/128") == found
 
 
+def test_of_a_long_kind_without_a_value_the_error_shows_both_ends() -> None:
+    with pytest.raises(RuleError, match=r"^'uuuu[u.]+:' has no value after the colon") as caught:
+        named_subject(f"{'u' * 99}:")
+
+    assert "..." in str(caught.value)
+
+
 def test_of_a_long_string_that_is_not_a_network_the_error_shows_both_ends() -> None:
     with pytest.raises(RuleError, match=r"^'9999[9.]+99/24' is not a network\.") as caught:
         override_subject(f"ip:{'9' * 99}/24")
