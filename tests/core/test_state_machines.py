@@ -512,6 +512,9 @@ LEFT: dict[str, tuple[Rule, list[tuple[int, QuestionMode, int]], int]] = {
     "a refused hit that counts, of which a part has room": (
         Rule.make("r", "6/m", count_refused=True), [(0, "check", 5), (1, "check", 3)], 0,
     ),
+    "a refused hit that counts under both limits": (
+        Rule.make("r", "20/h; 6/m", count_refused=True), [(0, "check", 5), (1, "check", 3)], 12,
+    ),
     "a hit comes back that has just expired": (
         Rule.make("r", "5/m"), [(0, "check", 2), (30, "check", 1), (60, "adjust", 0)], 4,
     ),
@@ -572,6 +575,10 @@ NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]
     "a share that a forced estimate reaches": ([(0, BY_SHARES, "force", 5, True)], []),
     "a share of a limit that admits nothing": (
         [(0, Rule.make("near", "0/m; 5/h", warn_at=1.0), "force", 1, False)], [],
+    ),
+    "one share after the other": (
+        [(0, BY_SHARES, "check", 5, False), (0, BY_SHARES, "check", 4, False), (0, BY_SHARES, "check", 1, False)],
+        [500, 1000],
     ),
     "two shares at once": ([(0, BY_SHARES, "check", 10, False)], [1000]),
 }  # fmt: skip
@@ -1877,6 +1884,15 @@ def test_a_total_lives_as_long_as_the_lease_that_went_back_was_remembered(
 
     assert places.states.get(total_key) == 100
     assert places.states.expiry(total_key) == remembered
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_gives_a_lease_that_has_ended_back_where_it_only_looks(places: Places) -> None:
+    leased_since_the_start(places, LEASED[0])
+
+    reply = places.decide(Question([Ask(LEASED[0], "user:1", 1, "lease2")]), "peek", ENDED)
+
+    assert reply[3] == 40
 
 
 @pytest.mark.usefixtures("redis_cache")
