@@ -559,6 +559,7 @@ def test_no_store_differs_in_what_is_left_after(
 
 BY_SHARES = Rule.make("near", "10/m", warn_at=[0.5, 1.0])
 OF_5, OF_10 = (Rule.make("near", rate, algorithm="fixed_window", warn_at=0.8) for rate in ("5/m", "10/m"))
+BANS_SOON = Rule.make("near", "5/m", warn_at=0.8, ban={"after": "1/m", "for": "1m"})
 NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]]] = {
     "a share that an estimate has just reached": (
         [(0, BY_SHARES, "check", 5, True), (0, BY_SHARES, "check", 1, False)], [],
@@ -580,6 +581,13 @@ NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]
         [(0, BY_SHARES, "check", 5, False), (0, BY_SHARES, "check", 4, False), (0, BY_SHARES, "check", 1, False)],
         [500, 1000],
     ),
+    "a share that is forced under a ban": ([(0, BANS_SOON, "check", 6, False), (0, BANS_SOON, "force", 5, False)], []),
+    "a share that a banned hit would reach": (
+        [
+            (0, BANS_SOON, "check", 3, False), (0, BANS_SOON, "check", 6, False),
+            (2 * SECOND, BANS_SOON, "check", 2, False),
+        ], [],
+    ),
     "two shares at once": ([(0, BY_SHARES, "check", 10, False)], [1000]),
 }  # fmt: skip
 """Steps (how much time passes first, the rule, the mode, the cost, is that an estimate), and what is reported."""
@@ -596,6 +604,26 @@ def test_no_store_differs_in_whether_it_reports(places: Places, steps: list[Any]
         flags += Reply.decode(places.decide(question, mode, now), question.hits_at(now)).flags
 
     assert [flag.value for flag in flags if flag.flag == Flag.NEAR_EMITTED] == shares
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_takes_units_that_are_out_for_used_where_it_reports(places: Places) -> None:
+    """Two are out, so that the last hit leaves nothing."""
+    near = Rule.make("near", "10/m", warn_at=0.8, prefetch=True)
+    taking = {Ask(near, "user:1", 1).place: Ahead("", 0, "n1", 2, 2, SECOND)}
+    places.decide(Question([Ask(near, "user:1", 1)], ahead=taking), "check", START)
+
+    replies = [places.decide(Question([Ask(near, "user:1", cost)]), "check", START) for cost in (5, 2)]
+
+    flags = [Reply.decode(reply, Question([Ask(near, "user:1", 1)]).hits).flags for reply in replies]
+    assert flags == [[], [(0, Flag.NEAR_EMITTED, 800)]]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_keeps_anything_of_a_forced_hit_that_costs_nothing(places: Places) -> None:
+    places.decide(Question([Ask(Rule.make("r", "5/m", daily=True), "user:1", 0)]), "force", START)
+
+    assert places.lying() == {}
 
 
 @pytest.mark.usefixtures("redis_cache")
