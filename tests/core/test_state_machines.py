@@ -423,12 +423,11 @@ PERIODS: dict[str, tuple[list[Step], int]] = {
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize(("steps", "left"), PERIODS.values(), ids=PERIODS)
 def test_no_store_differs_in_what_a_period_has_left(places: Places, steps: list[Step], left: int) -> None:
-    moments = [MIDNIGHT + round(day * DAY) for day, *_ in steps]
-    monthly = [
-        Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, starts)) for _, starts, *_ in steps
-    ]
+    rules = {day: Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, day)) for day in (1, 21)}
 
-    found = follow(places, [(*each, *step[2:]) for *each, step in zip(moments, monthly, steps, strict=True)])
+    found = follow(
+        places, [(MIDNIGHT + round(day * DAY), rules[starts], mode, cost) for day, starts, mode, cost in steps]
+    )
 
     assert found == left
 
