@@ -423,12 +423,11 @@ PERIODS: dict[str, tuple[list[Step], int]] = {
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize(("steps", "left"), PERIODS.values(), ids=PERIODS)
 def test_no_store_differs_in_what_a_period_has_left(places: Places, steps: list[Step], left: int) -> None:
-    moments = [MIDNIGHT + round(day * DAY) for day, *_ in steps]
-    monthly = [
-        Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, starts)) for _, starts, *_ in steps
-    ]
+    rules = {day: Rule.make("r", "9/month", algorithm="calendar", starts=date(2025, 11, day)) for day in (1, 21)}
 
-    found = follow(places, [(*each, *step[2:]) for *each, step in zip(moments, monthly, steps, strict=True)])
+    found = follow(
+        places, [(MIDNIGHT + round(day * DAY), rules[starts], mode, cost) for day, starts, mode, cost in steps]
+    )
 
     assert found == left
 
@@ -512,6 +511,9 @@ LEFT: dict[str, tuple[Rule, list[tuple[int, QuestionMode, int]], int]] = {
     "a refused hit that counts, of which a part has room": (
         Rule.make("r", "6/m", count_refused=True), [(0, "check", 5), (1, "check", 3)], 0,
     ),
+    "a refused hit that counts under both limits": (
+        Rule.make("r", "20/h; 6/m", count_refused=True), [(0, "check", 5), (1, "check", 3)], 12,
+    ),
     "a hit comes back that has just expired": (
         Rule.make("r", "5/m"), [(0, "check", 2), (30, "check", 1), (60, "adjust", 0)], 4,
     ),
@@ -556,6 +558,7 @@ def test_no_store_differs_in_what_is_left_after(
 
 BY_SHARES = Rule.make("near", "10/m", warn_at=[0.5, 1.0])
 OF_5, OF_10 = (Rule.make("near", rate, algorithm="fixed_window", warn_at=0.8) for rate in ("5/m", "10/m"))
+BANS_SOON = Rule.make("near", "5/m", warn_at=0.8, ban={"after": "1/m", "for": "1m"})
 NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]]] = {
     "a share that an estimate has just reached": (
         [(0, BY_SHARES, "check", 5, True), (0, BY_SHARES, "check", 1, False)], [],
@@ -573,6 +576,17 @@ NEAR: dict[str, tuple[list[tuple[int, Rule, QuestionMode, int, bool]], list[int]
     "a share of a limit that admits nothing": (
         [(0, Rule.make("near", "0/m; 5/h", warn_at=1.0), "force", 1, False)], [],
     ),
+    "one share after the other": (
+        [(0, BY_SHARES, "check", 5, False), (0, BY_SHARES, "check", 4, False), (0, BY_SHARES, "check", 1, False)],
+        [500, 1000],
+    ),
+    "a share that is forced under a ban": ([(0, BANS_SOON, "check", 6, False), (0, BANS_SOON, "force", 5, False)], []),
+    "a share that a banned hit would reach": (
+        [
+            (0, BANS_SOON, "check", 3, False), (0, BANS_SOON, "check", 6, False),
+            (2 * SECOND, BANS_SOON, "check", 2, False),
+        ], [],
+    ),
     "two shares at once": ([(0, BY_SHARES, "check", 10, False)], [1000]),
 }  # fmt: skip
 """Steps (how much time passes first, the rule, the mode, the cost, is that an estimate), and what is reported."""
@@ -589,6 +603,26 @@ def test_no_store_differs_in_whether_it_reports(places: Places, steps: list[Any]
         flags += Reply.decode(places.decide(question, mode, now), question.hits_at(now)).flags
 
     assert [flag.value for flag in flags if flag.flag == Flag.NEAR_EMITTED] == shares
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_takes_units_that_are_out_for_used_where_it_reports(places: Places) -> None:
+    """Two are out, so that the last hit leaves nothing."""
+    near = Rule.make("near", "10/m", warn_at=0.8, prefetch=True)
+    taking = {Ask(near, "user:1", 1).place: Ahead("", 0, "n1", 2, 2, SECOND)}
+    places.decide(Question([Ask(near, "user:1", 1)], ahead=taking), "check", START)
+
+    replies = [places.decide(Question([Ask(near, "user:1", cost)]), "check", START) for cost in (5, 2)]
+
+    flags = [Reply.decode(reply, Question([Ask(near, "user:1", 1)]).hits).flags for reply in replies]
+    assert flags == [[], [(0, Flag.NEAR_EMITTED, 800)]]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_keeps_anything_of_a_forced_hit_that_costs_nothing(places: Places) -> None:
+    places.decide(Question([Ask(Rule.make("r", "5/m", daily=True), "user:1", 0)]), "force", START)
+
+    assert places.lying() == {}
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -1877,6 +1911,15 @@ def test_a_total_lives_as_long_as_the_lease_that_went_back_was_remembered(
 
     assert places.states.get(total_key) == 100
     assert places.states.expiry(total_key) == remembered
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_no_store_gives_a_lease_that_has_ended_back_where_it_only_looks(places: Places) -> None:
+    leased_since_the_start(places, LEASED[0])
+
+    reply = places.decide(Question([Ask(LEASED[0], "user:1", 1, "lease2")]), "peek", ENDED)
+
+    assert reply[3] == 40
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -232,7 +232,7 @@ if mode == 'check' then
     local hit = hits[h]
     if hit.cost == 0 then
       -- The hit asks whether there is room, and changes nothing.
-    elseif hit.status or (refused and (refused[0] or refused[hit.group])) then
+    elseif refused and (refused[0] or refused[hit.group]) then -- a banned hit is refused, too
       -- A refusal stands even if it cannot be counted and emitted.
       need('try_write')(need('refusal'), hit)
     else
