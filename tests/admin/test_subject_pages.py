@@ -1491,6 +1491,12 @@ class TestRaising:
 
         assert re.search(r">x2: a \(10/m\), b \(10/m\), c \(10/m\) and \d more<", shown)
 
+    def test_the_question_names_the_one_of_several_rules_that_can_be_raised(self) -> None:
+        override()
+        override(rule="search", mode="rate", rate="x2")
+
+        assert ">x2: search (20/m; 1000/h)<" in ask(superuser(), "raise", "*").content.decode()
+
     def test_a_rule_that_admits_nothing_by_one_of_its_limits_is_raised(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"half": "5/m; 0/h"}}
 
