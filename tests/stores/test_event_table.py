@@ -68,6 +68,13 @@ class TestTheNewestEvents:
     def test_are_those_between_two_moments(self, bounds: dict[str, int], found: str, table: EventTable) -> None:
         assert subjects(table.newest(9, **bounds)) == found
 
+    def test_are_those_that_were_written_last_though_the_clock_has_stepped_back(
+        self, store: DatabaseStore, table: EventTable
+    ) -> None:
+        log(store, refused(6), at=2)
+
+        assert subjects(table.newest(2)) == "65"
+
     def test_are_those_before_another(self, table: EventTable) -> None:
         third = table.newest(9)[2]
 

@@ -1,6 +1,7 @@
 """The statements of PostgreSQL and their results, by drivers that the tests play."""
 
 import asyncio
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -55,6 +56,18 @@ def test_locks_share_the_time_that_a_transaction_waits(locks: int, each: str, mo
     found = _time_limits.__wrapped__(locks)
 
     assert list(found.values) == ["1500", each, "5000"]  # milliseconds: a statement, a lock, a pause
+
+
+def test_no_setting_outlives_its_transaction() -> None:
+    """A pooler may lend the session to others then."""
+    found = re.findall(r"set_config\('(\w+)', [^)]*?(\w+)\)", _time_limits().text)
+
+    assert found == [
+        ("statement_timeout", "true"),
+        ("lock_timeout", "true"),
+        ("idle_in_transaction_session_timeout", "true"),
+        ("synchronous_commit", "true"),
+    ]
 
 
 # --- psycopg ----------------------------------------------------------------------------------------------------------
@@ -443,6 +456,12 @@ class TestAConnection:
 
         (limits,) = [values for text, values in sent._run.call_args.args[0] if "set_config" in text]
         assert limits[1] == each
+
+    def test_begins_so_that_a_replica_refuses_whatever_isolation_the_site_has_chosen(self, sent: Any) -> None:
+        sent.begin([], Statement("SELECT 1"))
+
+        first, *_ = sent._run.call_args.args[0]
+        assert first == ("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", ())
 
     def test_locks_before_it_reads(self, sent: Any) -> None:
         sent.begin(["quota:1:{a"], Statement("SELECT 1"))

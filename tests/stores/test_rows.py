@@ -1,5 +1,7 @@
 """The rows of the database store: values as JSON, what is written of an operation, and the statements for it."""
 
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ KEPT: list[tuple[str, Any, str]] = [
     ("fields", {"a": "x"}, '{"a":"x"}'),
     ("a window", WindowCount(3, 5), '["window",3,5]'),
     ("a bucket", Bucket(3, 5), '["bucket",3,5]'),
-    ("values", frozenset("ba"), '["set","a","b"]'),
+    ("values", frozenset("fedcba"), '["set","a","b","c","d","e","f"]'),
     ("no values", frozenset(), '["set"]'),
     ("no entries", (), '["entries"]'),
     ("entries", (WindowEntry(2, 2, 100), WindowEntry(5, 3, 160)), '["entries",2,2,100,3,3,60]'),
@@ -146,6 +148,15 @@ class TestTheRowsOfAnOperation:
 
 
 # --- statements -------------------------------------------------------------------------------------------------------
+
+
+def test_without_keys_only_the_clock_is_asked() -> None:
+    """PostgreSQL takes no empty list."""
+    found = sql.select([], "42")
+
+    assert " IN (" not in found.text
+    with closing(sqlite3.connect(":memory:")) as connection:
+        assert connection.execute(*found).fetchall() == [("", 42, "")]
 
 
 def test_a_key_begins_with_what_all_keys_of_its_subject_share() -> None:

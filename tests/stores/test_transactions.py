@@ -603,6 +603,15 @@ class TestThePool:
 
         assert connection() is not None
 
+    def test_lets_a_forked_process_keep_its_connections_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.stores.database.connections._inherited", kept := list[Any]())
+        pool, made = self.pool()
+        self.lend(pool)
+
+        pool.after_fork()
+
+        assert [each.connection for each in kept] == made
+
     def test_lets_a_forked_process_use_none_of_its_connections(self) -> None:
         pool, made = self.pool()
         self.lend(pool)
