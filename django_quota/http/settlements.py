@@ -132,5 +132,7 @@ def _read_cost(cost: object, rule: Asked) -> int:
 def show(request: HttpRequest, settled: Decision) -> None:
     """Show on `request.quota` and in the headers how the limits stand now."""
     decision = decision_of(request)
-    if decision is not None and decision.allowed and not settled.degraded:
+    if decision is None or settled.degraded:
+        return
+    if decision.allowed or decision.binding is not None:  # else an outage refuses it, and no limit does
         cast("Any", request).quota = updated(decision, settled)

@@ -225,6 +225,22 @@ class TestWhatTheRulesTook:
         assert checks_of("ip:192.0.2.1")["exports"] == (3, 0)
 
 
+def test_a_slot_that_is_refused_twice_gives_back_once_what_the_rules_took() -> None:
+    def asks_twice(request: HttpRequest) -> HttpResponse:
+        for _ in range(2):
+            response = one(asks_nothing)(request)
+        return response
+
+    limited: Any = quota("9/m", name="counted")(asks_twice)
+    with freeze(START):
+        run(limited)
+
+        with slot("view", 1):
+            run(limited)
+
+        assert peek("9/m", "ip:192.0.2.1", name="counted").remaining == 8
+
+
 def test_a_slot_that_only_reports_leaves_what_the_rules_took() -> None:
     limited: Any = quota("9/m", name="counted")(concurrency(1, name="view", block=False)(asks_nothing))
 

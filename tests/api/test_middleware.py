@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.template import Context, Template
 from django.test import AsyncClient, Client, RequestFactory, override_settings
@@ -345,6 +345,26 @@ def test_a_refusal_in_a_view_rolls_its_transaction_back_where_there_is_one(
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
     assert client.get("/writes/").status_code == 429
     assert User.objects.count() == (0 if atomic else 1)
+
+
+@pytest.fixture
+def other_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A second database with a transaction around each request. It is never connected."""
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    monkeypatch.setitem(connections.settings, "other", dict(connection.settings_dict))
+    other = connections["other"]
+    other.in_atomic_block = True
+    yield other
+    del connections["other"]
+
+
+@in_memory
+@pytest.mark.django_db(transaction=True)
+def test_a_refusal_in_a_view_rolls_its_transaction_back_in_each_database(other_database: Any) -> None:
+    with transaction.atomic():
+        quota("9/m", name="outside")(refused_inside)(get())
+
+        assert (transaction.get_rollback(), other_database.needs_rollback) == (True, True)
 
 
 @in_memory

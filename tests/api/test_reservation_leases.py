@@ -9,7 +9,9 @@ import pytest
 
 from django_quota import areserve, areserve_all, counter, peek, reserve, reserve_all
 from django_quota.core.flow import run_sync
+from django_quota.engine.operations import DictStates
 from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.features.reservations.calls import RenewLeases
 from django_quota.features.slots.renewal import renewer
 from django_quota.limiting.flusher import flusher
 from django_quota.testing import freeze, server_programs
@@ -431,3 +433,21 @@ class TestWrongCalls:
             reserve(CREDITS, ORG, 900, algorithm="token_bucket")
 
         assert str(caught.value) == f"algorithm= is for rules, and {CREDITS!r} is a counter. Leave it out."
+
+
+@pytest.mark.parametrize(
+    ("members", "number", "kept"),
+    [
+        pytest.param(
+            ["held", "gone"], 1, ({"held": START + MINUTE, "other": START + 9}, START + 61 * MINUTE), id="one"
+        ),
+        pytest.param(["gone"], 0, ({"held": START + 9, "other": START + 9}, START + 9), id="none"),
+    ],
+)
+def test_only_leases_that_hold_their_units_are_renewed(members: list[str], number: int, kept: Any) -> None:
+    states = DictStates()
+    states.put("leased", {"held": START + 9, "other": START + 9}, START + 9)
+
+    assert RenewLeases("leased", members, MINUTE, 60 * MINUTE).run(states, START) == number
+
+    assert states.kept == {"leased": kept}

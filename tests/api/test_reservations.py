@@ -13,7 +13,10 @@ from django.core import signing
 from django.http import HttpResponse, StreamingHttpResponse
 
 from django_quota import Decision, Entry, Rule, areserve, check, counter, peek, reserve, reserve_all, usage
+from django_quota.engine.asks import Ask, Take
+from django_quota.engine.receipts import Receipt
 from django_quota.exceptions import QuotaExceeded, RuleError
+from django_quota.features.reservations.calls import read_receipt, sign_receipt
 from django_quota.models import QuotaOverride
 from django_quota.signals import near_limit
 from django_quota.testing import freeze
@@ -21,6 +24,7 @@ from django_quota.types import Reservation
 from tests.support.calls import both_ways, calls_of
 from tests.support.counts import checks_of, count_what_waits, units_of
 from tests.support.overridden import override
+from tests.support.slots import calls
 from tests.support.steps import ALGORITHMS, MINUTE, START
 
 SALT = "django_quota.reservation"
@@ -521,7 +525,7 @@ def _with(text: str, **fields: Any) -> str:
     [
         *(
             pytest.param(partial(_other, each), id=repr(each))
-            for each in ("", "[]", "7", "a:b:c", "é:é:é", None, 7, b"a:b")
+            for each in ("", "[]", "7", "a:b:c", "é:é:é", None, 7, b"a:b", [":"])
         ),
         pytest.param(lambda text: text[:-9], id="the end is missing"),
         pytest.param(lambda text: signing.dumps(signing.loads(text, salt=SALT)), id="another salt"),
@@ -546,6 +550,34 @@ def test_only_an_unchanged_string_is_a_reservation(changed: Any) -> None:
 def test_the_error_shows_the_beginning_of_a_long_string() -> None:
     with pytest.raises(RuleError, match=f"^'{'a' * 40}' is not a reservation of this site"):
         Reservation.loads("a" * 90)
+
+
+@in_memory
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(Take("credits", "shop", DAY, MINUTE, "database"), id="a counter"),
+        pytest.param(Rule.make("plan", "9/month", algorithm="calendar", starts=date(2026, 1, 5)), id="a period"),
+    ],
+)
+def test_a_string_keeps_all_that_says_where_something_was_taken(rule: Any) -> None:
+    asks = [Ask(rule, ORG, 5, "a lease")]
+
+    read = read_receipt(sign_receipt(Receipt(asks, {}, START, "an id")))
+
+    assert (read.asks, read.decided_at, read.id) == (asks, START, "an id")
+
+
+@in_memory
+def test_a_settlement_with_an_error_can_be_repeated_if_there_is_a_string() -> None:
+    reservation = reserve("1000/h", USER, 600)
+    reservation.dumps()
+    with calls(before=lambda operation: 1 // 0), pytest.raises(ZeroDivisionError):
+        reservation.settle(100)
+
+    reservation.settle(100)
+
+    assert left() == 900
 
 
 @in_memory

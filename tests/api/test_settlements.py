@@ -13,7 +13,7 @@ from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.views import View
 
-from django_quota import Rule, check, peek, quota, reserve
+from django_quota import Rule, check, concurrency, peek, quota, reserve
 from django_quota.adapters import adecide, asettle, attach_decision, decide, settle
 from django_quota.core.rule_options import OnUnavailable
 from django_quota.exceptions import RuleError
@@ -316,6 +316,36 @@ def test_each_of_two_calls_of_a_view_is_settled_by_its_own_response(view: Any) -
     run(view, request)
 
     assert left() == 680
+
+
+def test_what_is_settled_shows_beside_a_limit_that_only_reports() -> None:
+    reports: Any = quota("0/m", name="reports", block=False)(counted[1](answer))
+
+    response = reports(RequestFactory().get("/", {"size": 300}))
+
+    assert '"bytes";r=700;' in response.headers["RateLimit"]
+
+
+def test_what_is_settled_shows_beside_a_limit_that_refuses_in_the_view() -> None:
+    limited: Any = quota("1000/h", name="bytes", settle=lambda request, response: 300)(answer)
+
+    response = limited(RequestFactory().get("/", {"what": "refused"}))
+
+    assert response.status_code == 429
+    assert '"bytes";r=700;' in response.headers["RateLimit"]
+
+
+def test_what_is_settled_after_an_outage_leaves_a_refusal_that_only_reports() -> None:
+    request: Any = RequestFactory().get("/", {"size": 300})
+    slot: Any = concurrency(1, name="slot", block=False, on_unavailable="deny")(answer)
+
+    def asks_in_an_outage(request: HttpRequest) -> HttpResponse:
+        with no_answer():
+            return slot(request)  # type: ignore[no-any-return]
+
+    counted[1](asks_in_an_outage)(request)
+
+    assert (request.quota.allowed, left()) == (False, 700)
 
 
 def test_what_is_no_response_of_django_is_settled_at_once() -> None:
