@@ -728,9 +728,9 @@ def test_only_async_functions_and_objects_must_be_awaited(value: object, is_one:
         ),
         pytest.param(
             "key",
-            "userplans.limits.by_plan",
-            "key='userplans.limits.by_plan' cannot be imported: No module named 'userplans'. Use the path of a function of the "
-            "request, for example 'shop.limits.key'.",
+            "usersite.limits.by_plan",
+            "key='usersite.limits.by_plan' cannot be imported: No module named 'usersite'. Use the path of a function "
+            "of the request, for example 'shop.limits.key'.",
             id="a package whose name begins like the user",
         ),
         pytest.param(
