@@ -583,6 +583,13 @@ class TestLiftingAll:
 
         assert LogEntry.objects.count() == 25
 
+    def test_blocks_that_the_search_did_not_find_stay(self) -> None:
+        block("user:9", rule="search")
+
+        lift(superuser(), all="1", rule="login")
+
+        assert QuotaOverride.objects.get().subject == "user:9"
+
     def test_as_many_as_a_bound_can_be_lifted_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(page_of_bans, "MAX_LIFTED", 25)
 
@@ -628,7 +635,12 @@ class TestLinkOfTheOverview:
         assert f'<dt><a href="{PAGE}">Bans</a></dt>' in superuser().get(OVERVIEW).content.decode()
 
     def test_it_is_hidden_from_those_who_may_not_see_bans(self) -> None:
-        assert PAGE not in operator("view_overview").get(OVERVIEW).content.decode()
+        ban("login", SUBJECT, "10m")
+
+        shown = operator("view_overview").get(OVERVIEW).content.decode()
+
+        assert PAGE not in shown
+        assert "All bans" not in shown
 
 
 @pytest.mark.usefixtures("memory_store")

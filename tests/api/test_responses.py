@@ -588,6 +588,15 @@ def test_the_page_does_not_show_a_limit_that_only_reports() -> None:
     assert [(meter["max"], meter["value"]) for meter in page.all("meter")] == [("1", "1"), ("1", "1")]
 
 
+def test_whether_a_moment_is_today_is_a_matter_of_the_time_zone_of_the_visitor() -> None:
+    midnight = (NOW // SECOND // 86_400 + 1) * 86_400 * SECOND
+    with timezone.override("Asia/Tokyo"), freeze(midnight - SECOND):  # it is nearly nine in the morning there
+        outcome = check("5/m", "global", cost=6).outcomes[0]._replace(retry_after=1.0)
+        page = Page(refusal_response(page_request(), Decision.of((outcome,))))
+
+    assert "Try again at: 09:00:00 JST" in page.text
+
+
 def test_a_moment_just_after_midnight_has_its_day() -> None:
     midnight = (NOW // SECOND // 86_400 + 1) * 86_400 * SECOND
     with freeze(midnight - SECOND):

@@ -502,6 +502,15 @@ def test_the_pause_after_a_call_of_a_second_keeps_the_budget(budget_ms: int, pau
     assert [each.args for each in stop.wait.call_args_list] == [(pause,)]
 
 
+def test_a_sweep_pauses_as_its_budget_says(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause = Mock()
+    monkeypatch.setattr(sweeping, "_pause", pause)
+
+    Sweeper(redis_store(), "quota", budget_ms=30).sweep(threading.Event(), lambda _: None)
+
+    assert {call.args[1] for call in pause.call_args_list} == {30}
+
+
 class TestTheCommand:
     @pytest.fixture
     def run(self, raw: redis.Redis) -> Callable[..., Any]:

@@ -468,6 +468,14 @@ class TestUnlock:
         assert unlock("ann") == 0
 
 
+@memory
+def test_unlock_counts_an_address_once_whatever_rates_it_has(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "LOGIN": {"5/m": ["username", "ip"], "20/h": ["username", "ip"]}}
+    attempt()
+
+    assert unlock("ann", HOME) == 1
+
+
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize(
     ("subject", "found"),

@@ -992,6 +992,14 @@ def test_the_detail_without_enough_credits_has_the_status_of_the_settings(status
     assert json.loads(reply.content)["detail"].startswith("This request needs 5 credits, and 0 are left.")
 
 
+def test_an_error_without_enough_credits_has_the_code_of_a_throttle(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "CREDITS_STATUS": 402}
+
+    error = QuotaThrottled(check_all([(counter("credits"), "org:7", 5)]))
+
+    assert (error.status_code, error.get_codes()) == (402, "throttled")
+
+
 def test_a_view_whose_throttled_has_words_of_its_own_keeps_them() -> None:
     def throttled(view: Any, request: Any, wait: Any) -> None:
         raise exceptions.Throttled(wait, "Slow down.")

@@ -275,6 +275,15 @@ def test_the_zone_of_an_address_makes_no_client_of_its_own(zone: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "client"),
+    [("2001:4860::7:4711", "2001:4860::7:4711"), ("2001:4860::7:47110", "2001:4860::7")],
+    ids=["a part of it", "a port"],
+)
+def test_the_end_of_an_ipv6_address_is_a_port_only_if_it_is_no_part_of_it(value: str, client: str) -> None:
+    assert found({**BY_HEADER, "IPV6_PREFIX": 128}, HTTP_CF_CONNECTING_IP=value) == client
+
+
+@pytest.mark.parametrize(
     "value", [f"{PEER}:47110", "2001:4860:0:0:ab:cd:ef:7:4711", "2001:4860::ab:cd:ef:7:4711", "2001:4860::7:47110"]
 )
 def test_the_viewer_address_of_cloudfront_ends_with_a_port(value: str) -> None:

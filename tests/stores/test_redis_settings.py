@@ -323,6 +323,10 @@ class TestAnAliasOfDjangosOwnCache:
 
         assert (options["host"], options["db"]) == ("a", 3)
 
+    @pytest.mark.parametrize("separator", [",", ";"])
+    def test_has_the_urls_of_all_its_servers(self, separator: str, of_django: Any) -> None:
+        assert of_django(f"redis://a{separator}redis://b").urls == ["redis://a", "redis://b"]
+
     def test_has_the_options_of_its_pool(self, of_django: Any) -> None:
         which = of_django(max_connections=3)
 
