@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import SyncToAsync
+from django.contrib import admin
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -80,6 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(runs.Recorder(config))
     config.pluginmanager.register(Timeouts(everything=config.getoption("all") or inputs.TIMES > 1))
     inputs.prepare(everything=config.getoption("all"))
+    admin.site.enable_nav_sidebar = config.getoption("all")  # Django's list of apps takes a fifth of a page's time
 
 
 @pytest.hookimpl(wrapper=True)
