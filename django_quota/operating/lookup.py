@@ -328,7 +328,8 @@ def user_names(subjects: Iterable[str]) -> dict[str, str]:
     """Return the names of the users among these subjects, by subject. It takes at most one query."""
     texts = filter(None, map(_user_key_of, subjects))
     keys = {key for text in texts if (key := parse_user_key(text)) is not None}
-    return {user_subject(user): str(user.get_username()) for user in _all_users().filter(pk__in=keys)}
+    users = _all_users().filter(pk__in=keys) if keys else ()  # a site may have no users
+    return {user_subject(user): str(user.get_username()) for user in users}
 
 
 def login_names(users: Iterable[Any]) -> dict[str, str]:

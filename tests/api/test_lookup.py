@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import Group, User
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models import DurationField
 from django.http import HttpResponse
 from django.test import RequestFactory
@@ -379,6 +380,11 @@ class TestNamesOfUsers:
     def test_without_users_no_name_is_read(self, django_assert_num_queries: Any) -> None:
         with django_assert_num_queries(0):
             assert user_names(["ip:203.0.113.9", "user:x"]) == {}
+
+    def test_on_a_site_without_users_nobody_is_looked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lookup, "get_user_model", Mock(side_effect=ImproperlyConfigured))
+
+        assert user_names(["ip:203.0.113.9"]) == {}
 
     def test_a_user_may_log_in_by_name_and_address(self, ann: User) -> None:
         names = login_names([ann, User(username="bob")])
