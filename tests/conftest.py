@@ -241,7 +241,6 @@ def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
-        client.script_flush()
         yield client
 
 

@@ -90,7 +90,6 @@ class Cluster:
     def flush(self) -> None:
         for server in self.primaries():
             server.client.flushall()
-            server.client.script_flush()
 
     def keys(self) -> set[str]:
         return {key.decode() for server in self.primaries() for key in server.client.scan_iter()}
