@@ -23,10 +23,10 @@ $(VENV)/.installed-%: pyproject.toml
 STORE ?= redis
 
 demo: $(VENV)/.installed-demo ## Start the example site on a real Redis, send it real requests, print the results; STORE=database: without Redis
-	@EXAMPLE_STORE=$(STORE) $(BIN)/python -m example_project.demo
+	@EXAMPLE_STORE=$(STORE) exec $(BIN)/python -m example_project.demo
 
 serve: $(VENV)/.installed-demo ## Run the example site at http://127.0.0.1:8000/; STORE=database: without Redis
-	@EXAMPLE_STORE=$(STORE) $(BIN)/python -m example_project.serve
+	@EXAMPLE_STORE=$(STORE) exec $(BIN)/python -m example_project.serve
 
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 

@@ -8,7 +8,7 @@ same parsers as the running app, and never call the store. With `--database`, on
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -59,13 +59,15 @@ def _unknown(name: str) -> CheckMessage:
     return finding("E015", f"QUOTA[{name!r}] is not a setting of django_quota.", hint)
 
 
-def _check_values() -> Iterator[CheckMessage]:
-    """Read every setting."""
+def _check_values() -> Iterable[CheckMessage]:
+    """Read every setting. Some are made from others, so the same may be wrong with several; it is reported once."""
+    found: dict[str, CheckMessage] = {}
     for name in KNOWN_SETTINGS:
         try:
             getattr(current(), name.lower())
         except ConfigurationError as error:
-            yield finding("E002", error.problem, error.hint)
+            found.setdefault(error.problem, finding("E002", error.problem, error.hint))
+    return found.values()
 
 
 def _value(name: str) -> Any:

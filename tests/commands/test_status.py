@@ -1162,9 +1162,17 @@ class TestReset:
     def test_a_misspelled_rule_gets_a_hint(self) -> None:
         assert 'Did you mean "search"?' in run("quota_reset", SUBJECT, "--rule", "serch")
 
-    @pytest.mark.parametrize("words", [(), ("--rule", "search")], ids=["all rules", "a rule"])
-    def test_it_says_that_nothing_was_counted(self, words: tuple[str, ...]) -> None:
-        assert run("quota_reset", SUBJECT, *words) == f"Nothing was counted for {SUBJECT}.\n"
+    @pytest.mark.parametrize(
+        ("words", "under"),
+        [
+            ((), ""),
+            (("--rule", "search"), " under search"),
+            (("--rule", "search", "--rule", "viewed"), " under search, viewed"),
+        ],
+        ids=["all rules", "a rule", "two rules"],
+    )
+    def test_it_says_that_nothing_was_counted(self, words: tuple[str, ...], under: str) -> None:
+        assert run("quota_reset", SUBJECT, *words) == f"Nothing was counted for {SUBJECT}{under}.\n"
 
     @pytest.mark.usefixtures("counted")
     def test_a_dry_run_says_so_in_json(self) -> None:

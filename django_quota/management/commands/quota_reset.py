@@ -40,8 +40,9 @@ class Command(QuotaCommand):
         self.note_subject(options["subject"], subject, is_used=bool(done))
         self.note_rules(name for name in rules or () if name not in found)
         verb, deleted = "Would reset" if is_dry else "Reset", sum(report.deleted for report in reports.values())
+        under = f" under {', '.join(rules)}" if rules else ""
         self.print_result(
             options,
             {"subject": subject, "rules": found, "deleted": deleted, "dry_run": is_dry},
-            [f"{verb} {name} for {each}" for name, each in done] or [f"Nothing was counted for {subject}."],
+            [f"{verb} {name} for {each}" for name, each in done] or [f"Nothing was counted for {subject}{under}."],
         )
