@@ -457,6 +457,7 @@ def test_the_reader_uses_its_connection_again(reader: ReaderConnection) -> None:
     assert in_a_thread(used) == [False, True, False, False]
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL takes no path as a name
 def test_a_database_that_a_test_runner_has_renamed_has_another_connection(
     tmp_path: Path, reader: ReaderConnection
 ) -> None:
