@@ -763,8 +763,7 @@ def test_no_store_differs_in_which_units_that_expire_come_back(places: Places, a
     keys = (hit.limits[0].key, *hit.grants_keys)
     places.run(counters.Set(keys, 1, TTL), START)
     for order in (1, 2):
-        mark = hit.limits[0].key.replace("}:c:", "}:granted:") + f":{order}"
-        places.run(counters.AddGrant((*keys, mark), 2, TTL, order * DAY, str(order)), START)
+        places.run(granted_to(hit, 2, order * DAY, order), START)
     receipt = question.receipt(places.decide(question, "check", START))
 
     places.decide(question.settled(receipt, [actual], until=0), "adjust", START + SECOND)
@@ -788,8 +787,7 @@ def test_what_is_owed_is_paid_of_what_expires_first_in_every_store(places: Place
     (hit,) = question.hits
     keys = (hit.limits[0].key, *hit.grants_keys)
     for order in (1, 2):
-        mark = hit.limits[0].key.replace("}:c:", "}:granted:") + f":{order}"
-        places.run(counters.AddGrant((*keys, mark), 2, TTL, order * DAY, str(order)), START)
+        places.run(granted_to(hit, 2, order * DAY, order), START)
     receipt = question.receipt(places.decide(question, "check", START))
     places.run(counters.Set(keys, -1, TTL), START)
 
@@ -823,9 +821,8 @@ def test_no_store_differs_in_what_a_counter_has_left_whose_units_are(
 ) -> None:
     (hit,) = Question([Ask(CREDITS, "user:1", 1)]).hits
     keys, taken = (hit.limits[0].key, *hit.grants_keys), list[Receipt]()
-    mark = hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
     places.run(counters.Set(keys, 3, TTL), START)
-    places.run(counters.AddGrant((*keys, mark), 5, TTL, DAY, "1"), START)
+    places.run(granted_to(hit, 5, DAY), START)
 
     for later, what, units in steps:
         now, question = START + later, Question([Ask(CREDITS, "user:1", units)])
@@ -1184,9 +1181,7 @@ class Upkeep(Machine):
                     key, fields, START + DAY, "HSET", key, *(part for pair in fields.items() for part in pair)
                 )
         for key, scores in sets.items():
-            self.places.put(
-                key, scores, START + DAY, "ZADD", key, *(part for pair in scores.items() for part in pair[::-1])
-            )
+            self.places.put_scores(key, scores, START + DAY)
 
     @rule(gap=st.integers(0, 20 * SECOND))
     def time_passes(self, gap: int) -> None:
@@ -1534,6 +1529,13 @@ def granted(units: int, span: int, order: int, subject: str = "a") -> Operation:
     return counters.AddGrant(keys, units, TTL, span, str(order))
 
 
+def granted_to(hit: Hit, units: int, span: int, order: int = 1) -> Operation:
+    """Return the grant of units that live so long to the counter of a hit."""
+    key = hit.limits[0].key
+    keys = (key, *hit.grants_keys, key.replace("}:c:", "}:granted:") + f":{order}")
+    return counters.AddGrant(keys, units, TTL, span, str(order))
+
+
 def incremented(amount: int, off: int = 0, subject: str = "a", day: int = 0) -> Operation:
     """Return an increment. `day`: how many days have passed; `off`: by how many the day that is sent is wrong."""
     keys = (key_of(subject), key_of(subject, "c:total:2025-11"), keys_of(subject)[1])
@@ -1648,7 +1650,7 @@ def test_no_store_keeps_more_than_a_hundred_grants_with_those_that_are_used_up(
     _, key = keys_of("a")
     members = {f"0:5:{START + DAY + number}:{number}": START + DAY + number for number in range(used_up)}
     places.age(START)
-    places.put(key, members, START + TTL, "ZADD", key, *(word for pair in members.items() for word in pair[::-1]))
+    places.put_scores(key, members, START + TTL)
 
     places.run(granted(5, DAY // 2, 1), START)
 
@@ -1666,7 +1668,7 @@ def test_no_store_differs_in_how_many_grants_may_be_left(places: Places, left: i
     members = {f"1:1:{START + DAY + number}:{number}": START + DAY + number for number in range(left)}
     places.age(START)
     places.put(total_key, left, START + TTL, "SET", total_key, left)
-    places.put(key, members, START + TTL, "ZADD", key, *(word for pair in members.items() for word in pair[::-1]))
+    places.put_scores(key, members, START + TTL)
 
     assert places.run(granted(5, span, 1), START)[0] == reply
 
@@ -1680,7 +1682,7 @@ def test_no_store_differs_in_whether_units_that_expire_have_room_where_they_are_
     members = {f"1:1:{START + DAY + number}:{number}": START + DAY + number for number in range(left)}
     places.run(granted(5, DAY // 2, 1), START)
     places.run(counters.Set(keys_of("b"), left, TTL), START)
-    places.put(key, members, START + TTL, "ZADD", key, *(word for pair in members.items() for word in pair[::-1]))
+    places.put_scores(key, members, START + TTL)
 
     assert places.run(moved(5), START)[0] == reply
 
@@ -1837,7 +1839,7 @@ def test_no_store_differs_in_which_leases_of_a_subject_are_read(places: Places) 
     }
     places.age(START)
     for key, ends in of_slots.items():
-        places.put(key, ends, START + DAY, "ZADD", key, *(word for pair in ends.items() for word in pair[::-1]))
+        places.put_scores(key, ends, START + DAY)
     looking = subject_contents.InspectSubject(STATUS, [*of_slots, key_of("user:1", "l:none")])
 
     now, _, many, one, none = places.in_redis(looking, START + 1)
@@ -1874,9 +1876,8 @@ STEPS_OF_LEASED_UNITS: dict[str, list[tuple[int, Operation]]] = {
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("steps", STEPS_OF_LEASED_UNITS.values(), ids=STEPS_OF_LEASED_UNITS)
 def test_no_store_differs_in_leased_units_that(places: Places, steps: list[tuple[int, Operation]]) -> None:
-    ends = [word for pair in LEASES_OF_UNITS.items() for word in pair[::-1]]
     places.age(START)
-    places.put(CREDIT_LEASES, LEASES_OF_UNITS, START + MINUTE, "ZADD", CREDIT_LEASES, *ends)
+    places.put_scores(CREDIT_LEASES, LEASES_OF_UNITS, START + MINUTE)
     places.run_in_turn(steps)
 
 
@@ -1925,8 +1926,8 @@ def test_no_store_gives_a_lease_that_has_ended_back_where_it_only_looks(places: 
 @pytest.mark.usefixtures("redis_cache")
 def test_a_total_that_lives_longer_than_a_lease_was_remembered_stays_as_long_as_it_would(places: Places) -> None:
     hit = leased_since_the_start(places, LEASED[0])
-    keys, mark = (hit.limits[0].key, *hit.grants_keys), hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
-    places.run(counters.AddGrant((*keys, mark), 5, TTL, DAY, "1"), START + MINUTE)
+    keys = (hit.limits[0].key, *hit.grants_keys)
+    places.run(granted_to(hit, 5, DAY), START + MINUTE)
 
     places.run(GiveBackEnded(hit.leased_keys[0]), START + MINUTE + SECOND)  # which compares the TTLs of all places
 
@@ -1936,8 +1937,8 @@ def test_a_total_that_lives_longer_than_a_lease_was_remembered_stays_as_long_as_
 @pytest.mark.usefixtures("redis_cache")
 def test_units_that_have_expired_are_lost_once_where_two_leases_go_back(places: Places) -> None:
     hit = leased_since_the_start(places, LEASED[0])
-    keys, mark = (hit.limits[0].key, *hit.grants_keys), hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
-    places.run(counters.AddGrant((*keys, mark), 50, TTL, ENDED - START, "1"), START)
+    keys = (hit.limits[0].key, *hit.grants_keys)
+    places.run(granted_to(hit, 50, ENDED - START), START)
     places.decide(Question([Ask(LEASED[0], "user:1", 20, "lease2")]), "check", START)
 
     ended = places.run(GiveBackEnded(hit.leased_keys[0]), ENDED)
@@ -1948,9 +1949,9 @@ def test_units_that_have_expired_are_lost_once_where_two_leases_go_back(places: 
 @pytest.mark.usefixtures("redis_cache")
 def test_units_that_have_expired_are_lost_where_a_lease_has_no_room_to_go_back(places: Places) -> None:
     hit = leased_since_the_start(places, LEASED[0])
-    keys, mark = (hit.limits[0].key, *hit.grants_keys), hit.limits[0].key.replace("}:c:", "}:granted:") + ":1"
+    keys = (hit.limits[0].key, *hit.grants_keys)
     places.run(counters.Set(keys, MAX_INT64 - 30, TTL), START)
-    places.run(counters.AddGrant((*keys, mark), 30, TTL, ENDED - START, "1"), START)
+    places.run(granted_to(hit, 30, ENDED - START), START)
 
     ended = places.run(GiveBackEnded(hit.leased_keys[0]), ENDED)
 

@@ -203,6 +203,10 @@ class Places:
             states.put(key, value, expiry)
         self.in_database(Put(key, value, expiry), START)
 
+    def put_scores(self, key: str, scores: Mapping[str, int], expiry: int) -> None:
+        """Put a sorted set under a key everywhere."""
+        self.put(key, scores, expiry, "ZADD", key, *(word for pair in scores.items() for word in pair[::-1]))
+
     def drop(self, key: str) -> None:
         self.raw.delete(key)
         for states in (self.states, memory_states(self.memory)):
