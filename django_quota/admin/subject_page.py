@@ -232,12 +232,12 @@ def build_page(subject: str, other_names: Collection[str] = (), related: Collect
 
 
 def _rows_of(snapshot: SubjectSnapshot) -> list[QuotaOverride]:
-    """Return the rows of the overrides of the subject, the most specific first; those that have ended come last."""
+    """Return the rows of the overrides of the subject, the most specific first; those that do not hold come last."""
     order = {override.pk: number for number, override in enumerate(snapshot.overrides)}
     database = QuotaOverride.objects.using(write_database())
     rows = list(database.filter(pk__in=list(order)[:OVERRIDES_SHOWN]))
-    ended = database.filter(subject=snapshot.subject).exclude(pk__in=order)
-    return [*sorted(rows, key=lambda row: order[row.pk]), *ended[: OVERRIDES_SHOWN - len(rows)]]
+    idle = database.filter(subject=snapshot.subject).exclude(pk__in=order)
+    return [*sorted(rows, key=lambda row: order[row.pk]), *idle[: OVERRIDES_SHOWN - len(rows)]]
 
 
 def _view_of(snapshot: SubjectSnapshot, rows: Iterable[QuotaOverride]) -> dict[str, Any]:

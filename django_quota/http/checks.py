@@ -60,7 +60,7 @@ def _unknown(name: str) -> CheckMessage:
 
 
 def _check_values() -> Iterable[CheckMessage]:
-    """Read every setting. Some are made from others, so the same may be wrong with several; it is reported once."""
+    """Read every setting. Some are made from others: a value that is wrong for several is reported once."""
     found: dict[str, CheckMessage] = {}
     for name in KNOWN_SETTINGS:
         try:
