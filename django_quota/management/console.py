@@ -305,6 +305,16 @@ def quantity(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
+FOREIGN_NAMED = 3
+"""How many keys with data of another program are named."""
+
+
+def foreign(what: str, keys: Sequence[str]) -> str:
+    """Return how many things could not be read, and the keys of some."""
+    named = ", ".join(keys[:FOREIGN_NAMED])
+    return f"{quantity(len(keys), what)} with data of another program or version, such as {named}"
+
+
 def bar(share: float) -> str:
     """Return a bar that is filled by a share from 0 to 1."""
     filled = round(BAR_WIDTH * min(1.0, share))

@@ -29,16 +29,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from django_quota.core.clock import frozen_now
+from django_quota.core.errors import StoreDataError
 from django_quota.core.keys import KEY_KINDS, is_system, pattern, read, system_key
 from django_quota.engine.operations import text
 from django_quota.engine.system_operations import Sweep
 from django_quota.features.reservations.calls import GiveBackEnded
-from django_quota.stores.base import RedisServers, Tables
+from django_quota.stores.base import AskedAgain, RedisServers, Store, Tables
 from django_quota.stores.database.log import Expired, KeptEvents, delete_expired
 from django_quota.stores.scanning import Patience, Walk
 
@@ -99,6 +100,8 @@ class SweepReport:
     """Expired entries that were removed."""
     repaired: int = 0
     """Keys that got a TTL because they had none."""
+    foreign: list[str] = field(default_factory=list)
+    """Units of counters that were not given back: they, or the counter, hold data that we did not write."""
     missed: int = 0
     """Servers of a Cluster, or batches of keys, without an answer. The next sweep examines them."""
     resumed: bool = False
@@ -198,7 +201,7 @@ class Sweeper:
         """Give back the units of counters whose leases have ended."""
         for key, kind in batch:
             if kind == LEASED and not self._dry_run:
-                self._report.removed += self._asked(partial(self._store.run, GiveBackEnded(key), frozen_now()))
+                self._report.removed += _give_back(self._store, key, frozen_now(), self._asked, self._report.foreign)
                 self._report.sets += 1
 
     def _sweep_batch(self, batch: Sequence[SweptKey]) -> None:
@@ -235,6 +238,18 @@ class Sweeper:
         _pause(began, self._budget_ms, self._stop)
 
 
+def _give_back(store: Store, key: str, now: int | None, asked: AskedAgain, foreign: list[str]) -> int:
+    """Give back the units of leases that have ended; return how many leases these were.
+
+    A counter with data of another program does not end the sweep: its key is added to `foreign`.
+    """
+    try:
+        return int(asked(partial(store.run, GiveBackEnded(key), now)))
+    except StoreDataError:
+        foreign.append(key)
+        return 0
+
+
 def _pause(began: float, budget_ms: int, stop: threading.Event) -> None:
     """Pause after work that began then (by `perf_counter`), in proportion to how long it took, to keep to a budget."""
     stop.wait((time.perf_counter() - began) * (1_000 - budget_ms) / budget_ms)
@@ -253,13 +268,16 @@ class RowReport:
     rows: Expired
     leases: int = 0
     """Leases of units of counters that had ended, and were given back."""
+    foreign: list[str] = field(default_factory=list)
+    """As in `SweepReport`."""
     is_complete: bool = False
     """Whether all expired rows were deleted."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for `--json`."""
-        return {**self.rows._asdict(), "leases": self.leases, "complete": self.is_complete, "seconds": self.seconds}
+        found = {"leases": self.leases, "foreign": self.foreign, "complete": self.is_complete, "seconds": self.seconds}
+        return {**self.rows._asdict(), **found}
 
 
 def sweep_rows(
@@ -292,7 +310,7 @@ def sweep_rows(
             report.is_complete = False
             break
         batch_began = time.perf_counter()
-        report.leases += patience(partial(store.run, GiveBackEnded(key), now))
+        report.leases += _give_back(store, key, now, patience, report.foreign)
         _pause(batch_began, budget_ms, stop)
     report.seconds = time.monotonic() - began
     return report

@@ -21,6 +21,7 @@ from django.test import Client
 
 from django_quota import Rule, check, counter, reserve, slot, unban
 from django_quota.core.clock import DAY, now
+from django_quota.core.keys import counter_key, key_of, subject_base
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features.events import EventFilter, EventRows, event_log
 from django_quota.features.usage.days import recent_usage
@@ -410,7 +411,17 @@ class TestRoundsOfASweep:
         found = self.swept(Event()).as_json()
 
         assert 0 < found.pop("seconds") < 60
-        assert found == {"states": 5, "bans": 0, "events": 0, "leases": 2, "complete": True}
+        assert found == {"states": 5, "bans": 0, "events": 0, "leases": 2, "foreign": [], "complete": True}
+
+    def test_a_counter_with_data_of_another_program_stays(self) -> None:
+        leased_key = key_of(subject_base("quota", "org:7"), "leased", "credits")
+        current_store().run(Put(counter_key(leased_key), "text", now() + DAY))
+
+        assert said("quota_sweep") == (
+            "Deleted 5 expired states, 0 bans and 0 events.\nGave back 1 lease of counters.\n"
+            "Note: left 1 counter with data of another program or version, such as "
+            f"{leased_key}.\n"
+        )
 
     def test_the_command_says_how_many_leases_it_gave_back(self) -> None:
         assert said("quota_sweep") == (

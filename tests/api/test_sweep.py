@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from django_quota import counter, reserve
 from django_quota.core.errors import StorePermissionDenied
-from django_quota.core.keys import KEY_KINDS, key_of, subject_base, system_key
+from django_quota.core.keys import KEY_KINDS, counter_key, key_of, subject_base, system_key
 from django_quota.exceptions import StoreUnavailable
 from django_quota.management.console import progress
 from django_quota.operating import sweep as sweeping
@@ -140,6 +140,45 @@ def test_leases_of_a_counter_that_have_ended_are_reported(raw: redis.Redis, dry_
     report = swept(START + 15 * 60 * SECOND, dry_run=dry_run)
 
     assert (report.sets, report.removed) == (1, 2)
+
+
+class TestForeignData:
+    """A sweep of two counters with ended leases: the first holds data of another program, as text in place of units."""
+
+    LEASED = key_of(subject_base("quota", "org:7"), "leased", "credits")
+
+    @pytest.fixture(autouse=True)
+    def counters(self, raw: redis.Redis, redis_cache: object) -> None:
+        balance = counter("credits")
+        with freeze(START):
+            for org in ("org:7", "org:8"):
+                balance.set(org, 100)
+                reserve(balance, org, 60, lease="10m")
+        raw.set(counter_key(self.LEASED), "text")
+
+    def test_the_report_names_it_and_the_other_counter_gets_its_units_back(self) -> None:
+        report = swept(START + HOUR * SECOND)
+
+        assert (report.foreign, report.removed, report.complete) == ([self.LEASED], 1, True)
+        with freeze(START + HOUR * SECOND):
+            assert counter("credits").get("org:8") == 100
+
+    def test_it_stays_as_it_is(self, raw: redis.Redis) -> None:
+        swept(START + HOUR * SECOND)
+
+        assert raw.get(counter_key(self.LEASED)) == b"text"
+        assert raw.zcard(self.LEASED) == 1
+
+    def test_no_part_of_a_cluster_is_missed(self) -> None:
+        assert swept(START + HOUR * SECOND).missed == 0
+
+    def test_the_command_says_so(self) -> None:
+        with freeze(START + HOUR * SECOND):
+            printed = said("quota_sweep")
+
+        assert printed.splitlines()[-1] == (
+            f"Note: left 1 counter with data of another program or version, such as {self.LEASED}."
+        )
 
 
 def test_a_set_that_takes_several_calls_is_counted_once(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -657,6 +696,7 @@ class TestTheCommand:
             "sets": 2,
             "removed": 1_505,
             "repaired": 2,
+            "foreign": [],
             "missed": 0,
             "resumed": False,
             "complete": True,

@@ -106,6 +106,7 @@ def test_the_tests_run_from_the_sdist(dist: Path, tmp_path: Path) -> None:
     assert " passed" in ran(sys.executable, "-m", "pytest", "-q", "-k", "link or layer", *tests, cwd=tmp_path / name)
 
 
+@pytest.mark.usefixtures("raw")
 def test_the_tour_of_the_readme_runs_from_the_wheel(python: Path, redis_server: RedisServer, tmp_path: Path) -> None:
     (tmp_path / "tests/support").mkdir(parents=True)
     for path in ("README.md", "tests/support/pages.py"):
@@ -125,6 +126,7 @@ QUOTA = {{"RULES": {{"api": {{"rate": "10/m", "key": "ip", "match": "/"}}}}}}
 """
 
 
+@pytest.mark.usefixtures("raw")  # it sweeps an emptied Redis
 def test_the_commands_work_on_a_new_site(python: Path, redis_server: RedisServer, tmp_path: Path) -> None:
     ran(python, "-m", "django", "startproject", "shop", ".", cwd=tmp_path)
     settings = tmp_path / "shop/settings.py"

@@ -17,7 +17,7 @@ from django_quota.core.rules import Rule
 from django_quota.engine.resolving import event_log_of
 from django_quota.limiting.known_rules import known_rules
 from django_quota.limiting.registry import make_store, which_redis
-from django_quota.management.console import QuotaCommand, place_of, progress, quantity, stopping
+from django_quota.management.console import QuotaCommand, foreign, place_of, progress, quantity, stopping
 from django_quota.operating.copying import CopiedStore, Copier, CopyReport
 
 WORDS = {
@@ -38,9 +38,6 @@ WORDS = {
 """What a key of each kind is, and several; other kinds are the site's own counts."""
 
 OF_THE_SITE = ("other count", "")
-
-NAMED = 3
-"""How many keys that cannot be read are named."""
 
 MUCH = 1.0
 """Seconds that the clocks of two servers may differ before a note says so."""
@@ -138,6 +135,4 @@ def _in_words(report: CopyReport, options: dict[str, Any]) -> Iterator[str]:
         distinct = quantity(report.distinct, *WORDS["u"])
         yield f"Left out {distinct}: Redis keeps an estimate, and not the values."
     if report.foreign:
-        foreign = quantity(len(report.foreign), "key")
-        named = ", ".join(report.foreign[:NAMED])
-        yield f"Left out {foreign} with data of another program or version, such as {named}."
+        yield f"Left out {foreign('key', report.foreign)}."
