@@ -76,7 +76,7 @@ _HINT = Translatable(
 _WINDOW = re.compile(r"([0-9]*) *([A-Za-z]+) *")
 _PARTS = (
     (re.compile(r" *"), Translatable("")),
-    (re.compile(r"[0-9]+"), Translatable("the count is not a whole number from 0 up")),
+    (re.compile(r"[0-9]+(?![0-9.,_])"), Translatable("the count is not a whole number from 0 up")),
     (re.compile(r" */ *| +per +"), Translatable("a slash or ' per ' is missing after the count")),
     (_WINDOW, Translatable("the unit is missing")),
     (re.compile(r"\Z"), Translatable("unexpected text after the unit")),

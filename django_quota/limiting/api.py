@@ -382,7 +382,7 @@ def ask_all_flow(entries: Iterable[AnyEntry], *, is_peek: bool = False) -> Flow[
     Raises `RuleError` if an entry is wrong.
     """
     found: dict[Place, Ask] = {}
-    if isinstance(entries, (str, Mapping)):
+    if isinstance(entries, (str, Mapping)) or not isinstance(entries, Iterable):
         raise RuleError(f"{entries!r} is not a list of entries.", _ENTRIES_EXAMPLE)
     for entry in entries:
         rule, subject, cost, tier = entry if isinstance(entry, Entry) else _entry_of(entry)

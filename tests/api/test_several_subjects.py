@@ -155,6 +155,7 @@ class TestRefusal:
     [
         pytest.param([], "There are no entries. Use, for example, ", id="no entries"),
         pytest.param("rpm", "'rpm' is not a list of entries", id="a string"),
+        pytest.param(5, "5 is not a list of entries. Use, for example, ", id="a number"),
         pytest.param({("rpm", USER): 1}, "is not a list of entries. Use, for example, ", id="a mapping"),
         pytest.param(
             [("rpm", USER), "tpm"],

@@ -1353,6 +1353,7 @@ MORE = "unexpected text after the unit"
     ("value", "position", "problem", "hint"),
     [
         ("-1/m", 0, NO_COUNT, RATE_HINT), ("\u0661\u0660/m", 0, NO_COUNT, RATE_HINT), ("1e3/m", 1, NO_SLASH, RATE_HINT),
+        ("12.5/m", 0, NO_COUNT, RATE_HINT), ("1,000/m", 0, NO_COUNT, RATE_HINT), ("1_000/m", 0, NO_COUNT, RATE_HINT),
         ("10per m", 2, NO_SLASH, RATE_HINT), ("10/60", 3, "the unit is missing", RATE_HINT),
         ("10/\uff15m", 3, "the unit is missing", RATE_HINT), ("10/m\n", 4, MORE, RATE_HINT),
         ("10/s, 5/m", 4, MORE, RATE_HINT), ("10/M", 3, "'M' is not a unit", UNITS_HINT),
