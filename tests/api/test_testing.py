@@ -179,6 +179,7 @@ def test_a_site_stays_isolated_however_its_tests_change_the_settings(said_by_pyt
     assert "9 passed" in said_by_pytest
 
 
+@pytest.mark.thorough("processes")
 def test_the_head_of_a_pytest_run_says_that_tests_count_in_memory(said_by_pytest: str) -> None:
     assert "django_quota: each test counts in memory, starting at zero" in said_by_pytest
 

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from django_quota.testing import RedisServer
+from tests.support.selection import thorough
 from tests.support.stores import caches
 
 SITE = """
@@ -93,7 +94,7 @@ COMMANDS = (
 SQLITE = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 
 
-@pytest.fixture(scope="module", params=[SQLITE, {}], ids=["never migrated", "no database"])
+@pytest.fixture(scope="module", params=[SQLITE, thorough("processes", {})], ids=["never migrated", "no database"])
 def databases(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(request.param)
 
