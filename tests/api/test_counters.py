@@ -454,26 +454,6 @@ class TestSubjects:
             do(VIEWS, "transfer", "user:42", nobody, 1) if is_target else do(VIEWS, "incr", nobody)
 
 
-@pytest.mark.usefixtures("cluster")
-class TestTransferOnACluster:
-    @pytest.fixture(autouse=True)
-    def five_views(self, cluster: Any) -> None:
-        VIEWS.set("user:1", 5)
-
-    def test_between_two_slots_it_is_an_error_that_names_the_group_to_use(self, do: Do) -> None:
-        with pytest.raises(ConfigurationError) as caught:
-            do(VIEWS, "transfer", "user:1", "user:2", 5)
-
-        assert str(caught.value) == (
-            "Counter 'views' of user:1 and counter 'views' of user:2 are in two slots of the Redis Cluster, and a "
-            "transfer needs one. Give both the same group, for example counter('views', group='views')."
-        )
-        assert (VIEWS.get("user:1"), VIEWS.get("user:2")) == (5, 0)
-
-    def test_within_a_slot_it_needs_no_group(self, do: Do) -> None:
-        assert do(VIEWS, "transfer", "user:1", "user:1", 5)
-
-
 ALL_VERBS: list[tuple[Any, ...]] = [
     ("incr", 5),
     ("set", 9),

@@ -313,7 +313,7 @@ def silent(settings: Any) -> Iterator[list[int]]:
             connection.sendall(b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in data else b"+OK\r\n" * data.count(b"*"))
 
     with listening(serve) as port:
-        settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0", 0.3)
+        settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0", 0.15)
         yield met
 
 

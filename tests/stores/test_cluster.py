@@ -25,7 +25,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import Rule, acheck, acheck_all, aonce, check, check_all, counter, once, peek, refund, reserve, reset
 from django_quota.engine.events import AppendEvents
-from django_quota.exceptions import StoreUnavailable
+from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.features.once import _operation
 from django_quota.features.usage.rollup import roll_up
 from django_quota.limiting.registry import get_limiter
@@ -39,7 +39,7 @@ from django_quota.stores.cluster.store import ClusterStore
 from django_quota.stores.redis.async_wire import Line
 from django_quota.stores.redis.wire import Wire
 from django_quota.testing import freeze
-from tests.support.calls import both
+from tests.support.calls import both, both_ways
 from tests.support.clusters import Cluster, Server, running_cluster, running_server, slot_of
 from tests.support.commands import json_of, wait_until
 from tests.support.counts import checks_of, checks_of_today
@@ -52,6 +52,14 @@ from tests.support.traffic import SUBJECT, Traffic
 topology = pytest.mark.thorough("topology")
 USERS = [f"user:{number}" for number in range(40)]
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
+
+
+VIEWS = counter("views")
+
+
+def transfer(source: str, target: str, *, is_async: bool) -> bool:
+    """Transfer five views."""
+    return asyncio.run(VIEWS.atransfer(source, target, 5)) if is_async else VIEWS.transfer(source, target, 5)
 
 
 def key_of(subject: str) -> str:
@@ -322,6 +330,28 @@ def test_the_cache_closes_its_connections_where_the_settings_say_so(cluster: Clu
 
     assert len(opened) >= len(cluster.servers)
     wait_until(lambda: not clients(cluster) & opened)
+
+
+@pytest.mark.usefixtures("cluster")
+class TestTransfers:
+    @pytest.fixture(autouse=True)
+    def five_views(self, cluster: Cluster) -> None:
+        VIEWS.set("user:1", 5)
+
+    @both_ways
+    def test_between_two_slots_it_is_an_error_that_names_the_group_to_use(self, is_async: bool) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            transfer("user:1", "user:2", is_async=is_async)
+
+        assert str(caught.value) == (
+            "Counter 'views' of user:1 and counter 'views' of user:2 are in two slots of the Redis Cluster, and a "
+            "transfer needs one. Give both the same group, for example counter('views', group='views')."
+        )
+        assert (VIEWS.get("user:1"), VIEWS.get("user:2")) == (5, 0)
+
+    @both_ways
+    def test_within_a_slot_it_needs_no_group(self, is_async: bool) -> None:
+        assert transfer("user:1", "user:1", is_async=is_async)
 
 
 @pytest.mark.usefixtures("cluster")

@@ -41,7 +41,7 @@ def place(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue("cluster")
 
 
-@pytest.fixture(params=["reset", "silence"])
+@pytest.fixture(params=["reset", thorough("slow", "silence")])
 def forget(request: pytest.FixtureRequest, place: Any, settings: Any) -> Iterator[Forget]:
     """Put a firewall before each server; yields what makes it forget all connections."""
     ports = [server.port for server in place.servers] if isinstance(place, Cluster) else [place]

@@ -42,7 +42,7 @@ def test_credentials_are_read_from_the_url_or_the_options(
 
 SUBJECT = "ip:192.0.2.1"
 GUARD = "geheim<redis. - &'"
-SOON = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5}
+SOON = {"socket_timeout": 0.1, "socket_connect_timeout": 0.1}
 
 
 @pytest.mark.parametrize(
