@@ -9,7 +9,7 @@ import pytest
 
 from django_quota import lock
 from django_quota.adapters import SlotRule
-from django_quota.core.flow import Flow
+from django_quota.core.flow import Flow, run_sync
 from django_quota.exceptions import LeaseLost, QuotaExceeded, StoreUnavailable
 from django_quota.features.slots.renewal import RETRY, Renewer
 from django_quota.limiting.flusher import flusher
@@ -19,8 +19,10 @@ from tests.support.commands import wait_until
 from tests.support.outages import no_answer
 from tests.support.slots import (
     asked_elsewhere,
+    calls,
     counting_held_up,
     forget,
+    is_count,
     nobody_renews,
     release,
     released_elsewhere,
@@ -147,6 +149,51 @@ def test_a_renewal_under_way_takes_no_slot_that_was_given_back(is_async: bool) -
         goes_on.set()
         wait_until(nobody_renews)
     assert lock("export").holders() == []
+
+
+@in_memory
+class TestALateRenewal:
+    """A renewal that finds no lease in the store. It would take the slot again, were it not for what came before."""
+
+    @pytest.fixture
+    def taken(self) -> Iterator[list[Any]]:
+        """The renewals that take a slot, even if none is free."""
+        taken: list[Any] = []
+        with calls(before=lambda operation: taken.append(operation) if is_count(operation) else None):
+            yield taken
+
+    def test_takes_nothing_after_a_release(self, taken: list[Any]) -> None:
+        lease = lock("export").acquire()
+        lease.release()
+
+        run_sync(lease.keeping())
+
+        assert taken == []
+
+    def test_takes_nothing_after_a_release_whose_answer_was_lost(self, taken: list[Any]) -> None:
+        lease = lock("export").acquire()
+        with no_answer(done=True), pytest.raises(StoreUnavailable):
+            lease.release()
+
+        run_sync(lease.keeping())
+
+        assert taken == []
+
+    def test_takes_nothing_for_a_caller_that_was_interrupted(
+        self, taken: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(self: Renewer, lease: Lease, interval: float) -> None:
+            leases.append(lease)
+            raise KeyboardInterrupt
+
+        leases: list[Any] = []
+        monkeypatch.setattr(Renewer, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock("export", renew=True).acquire()
+
+        run_sync(leases[0].keeping())
+
+        assert taken == []
 
 
 class Held:

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import redis
 from asgiref.sync import async_to_sync
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, connections, transaction
 from django.db.models import QuerySet
@@ -363,12 +364,34 @@ class TestMoving:
         assert bill_of("org:1", october, november, "month") == {october: {"api": (2, 0, 32)}}
         assert list(bill_of("org:1", october, november)) == [october, date(2025, 10, 31)]
 
+    def test_a_bill_has_what_the_store_counts_on_the_days_of_its_span_alone(self, raw: redis.Redis) -> None:
+        count(raw, "org:1", {"api": (3, 0, 6)}, TODAY)
+
+        assert bill_of("org:1", TODAY - timedelta(days=1), TODAY) == {}
+
+    def test_a_bill_of_days_long_ago_does_without_the_store(self) -> None:
+        with no_answer():
+            assert bill_of("org:1", date(2020, 1, 1), date(2020, 1, 2)) == {}
+
+    def test_recent_usage_has_the_row_of_a_day_that_has_begun_by_another_clock(self) -> None:
+        tomorrow = TODAY + timedelta(days=1)
+        DailyCounter.objects.create(subject="org:1", rule="api", day=tomorrow, allowed=1, units=5)
+
+        assert recent_usage("org:1") == {tomorrow: {"api": (1, 0, 5)}}
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            pytest.param(DatabaseError("the server went away"), id="it does not answer"),
+            pytest.param(ImproperlyConfigured("the server went away"), id="there is none"),
+        ],
+    )
     def test_without_the_database_recent_usage_has_what_the_store_counts(
-        self, caplog: pytest.LogCaptureFixture
+        self, error: Exception, caplog: pytest.LogCaptureFixture
     ) -> None:
         check("9/h", "user:1", 4)
 
-        with connection.execute_wrapper(gone):
+        with connection.execute_wrapper(Mock(side_effect=error)):
             (rules,) = recent_usage("user:1").values()
 
         assert rules == {"9/h": (1, 0, 4)}

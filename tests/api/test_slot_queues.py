@@ -101,6 +101,23 @@ class TestTheOrder:
                 held.release()
             futures[0].result(60).release()
 
+    @in_memory
+    @unpolled
+    def test_a_slot_that_comes_free_wakes_the_first_of_each_queue(self) -> None:
+        held = [slot("line", 3).acquire() for _ in range(3)]
+        with ThreadPoolExecutor(2) as threads:
+            futures = []
+            for place, limit in enumerate((1, 3), 1):
+                futures.append(threads.submit(slot("line", limit, wait=60).acquire))
+                wait_until(lambda place=place: waiting("line") == place)  # type: ignore[misc]
+
+            held.pop().release()  # this lets in the second, whose limit is higher
+
+            held += [futures[1].result(60)]
+            while held:
+                held.pop().release()
+            futures[0].result(60).release()
+
     @both_stores
     @both_ways
     def test_a_slot_that_another_process_gives_back_is_found(self, is_async: bool) -> None:

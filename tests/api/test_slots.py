@@ -173,6 +173,15 @@ class TestBlocks:
 
         assert tokens(shared) == []
 
+    def test_a_block_within_another_releases_its_own_lease(self) -> None:
+        shared = slot("export", 2)
+
+        with shared as outer:
+            with shared:
+                pass
+
+            assert tokens(shared) == [outer.token]
+
     def test_a_block_that_ends_elsewhere_releases_the_newest_lease(self) -> None:
         shared = slot("export", 2)
         older, newer = shared.__enter__(), shared.__enter__()

@@ -19,7 +19,7 @@ from tests.support.slot_views import (
     one,
     stream,
 )
-from tests.support.slots import calls, counting_held_up, is_count, nobody_renews
+from tests.support.slots import calls, counting_held_up, forget, is_count, nobody_renews
 
 pytestmark = pytest.mark.usefixtures("slot_site", "renewed_often")
 
@@ -89,6 +89,21 @@ class TestWhoStays:
 
 @both
 class TestWhoLeaves:
+    @pytest.mark.usefixtures("either_store")
+    @let_in_by
+    def test_a_lease_that_was_lost_after_it_was_counted_is_logged(
+        self, said: Any, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with no_answer():
+            inside = let_in(said, kind)
+        wait_until(lambda: held() == 1)
+        forget("view")
+        wait_until(lambda: held() == 1)
+
+        leave(inside, kind)
+
+        assert "lease" in caplog.text
+
     @pytest.mark.usefixtures("either_store")
     @pytest.mark.parametrize("is_done", [False, True], ids=["calls are lost", "replies are lost"])
     @let_in_by
