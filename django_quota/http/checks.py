@@ -93,7 +93,7 @@ def _check_template() -> Iterator[CheckMessage]:
         return  # a site without templates answers in JSON and text
     try:
         get_template(name)
-    except (TemplateDoesNotExist, OSError, ValueError):  # the last two: the name cannot be a file name
+    except (TemplateDoesNotExist, OSError):  # the second: the name cannot be a file name
         yield finding(
             "W002",
             f"The template {name!r} for refused visitors is not found: they get plain text.",

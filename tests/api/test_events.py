@@ -29,16 +29,24 @@ from django_quota.core.errors import StorePermissionDenied
 from django_quota.core.keys import escape, field
 from django_quota.exceptions import StoreUnavailable
 from django_quota.features import events as module
-from django_quota.features.events import BEGINNING, EVENTS_A_PAGE, Event, EventGroup, EventStream, event_log
+from django_quota.features.events import (
+    BEGINNING,
+    EVENTS_A_PAGE,
+    Event,
+    EventFilter,
+    EventGroup,
+    EventStream,
+    event_log,
+)
 from django_quota.limiting.flusher import flusher
 from django_quota.limiting.registry import get_limiter
 from django_quota.management.commands import quota_events
 from django_quota.models import QuotaOverride
-from django_quota.testing import freeze
+from django_quota.testing import RedisServer, freeze
 from tests.support.commands import Manage, managing, wait_until
 from tests.support.events import event_fields
 from tests.support.steps import SECOND, START
-from tests.support.stores import caches
+from tests.support.stores import caches, redis_store
 
 PAGE = (Path(module.__file__).parents[2] / "docs" / "monitoring.md").read_text()
 
@@ -183,6 +191,37 @@ def test_the_last_are_found_over_many_pages_the_oldest_first(raw: redis.Redis) -
 
     assert found == [f"user:{number}" for number in (7, EVENTS_A_PAGE + 7, 2 * EVENTS_A_PAGE + 7)]
     assert len(shown("--last", "5000")) == 2 * EVENTS_A_PAGE + 20
+
+
+class TestTheNewestBans:
+    @pytest.mark.parametrize("decode_responses", [False, True], ids=["bytes", "decoded"])
+    def test_are_found_in_the_replies_of_redis_py(
+        self, decode_responses: bool, raw: redis.Redis, redis_server: RedisServer, settings: Any
+    ) -> None:
+        settings.CACHES = caches(redis_server, decode_responses=decode_responses)
+        tell(raw, "user:1", START, kind="banned")
+        tell(raw, "user:2", START + SECOND)
+
+        bans, since = EventStream(redis_store(), "quota").newest_bans(9)
+
+        assert ([each.subject for each in bans], since) == (["user:1"], START)
+
+    def test_do_not_have_what_cannot_be_read(self, raw: redis.Redis) -> None:
+        tell(raw, "user:1", kind="banned", until="soon")
+
+        assert EventStream(redis_store(), "quota").newest_bans(9)[0] == []
+
+
+def test_a_search_since_a_moment_reads_no_older_entries(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    for second in range(3):
+        tell(raw, f"user:{second}", START + second * SECOND)
+    log = EventStream(redis_store(), "quota")
+    monkeypatch.setattr(log, "newest", asked := Mock(wraps=log.newest))
+
+    found = log.search(9, EventFilter(since=START + SECOND, until=START + SECOND))
+
+    assert [event.subject for event in found.events] == ["user:1"]
+    assert asked.call_args.args[2:] == (START + SECOND, START + SECOND)
 
 
 def test_without_a_number_the_last_twenty_are_printed(raw: redis.Redis) -> None:
@@ -703,6 +742,13 @@ def test_the_command_names_each_event_that_was_trimmed_in_work(raw: redis.Redis)
     _, said = read()
 
     assert re.findall(r"Event (\S+) is missing", said) == gone
+
+
+@pytest.mark.usefixtures("trimmed")
+def test_what_another_group_has_read_changes_nothing_of_what_is_missing(raw: redis.Redis) -> None:
+    raw.xgroup_create(STREAM, "a", BEGINNING)
+
+    assert "Events after 2025-11-21T04:40:00+00:00 and before " in read()[1]
 
 
 @pytest.mark.usefixtures("trimmed")

@@ -49,7 +49,7 @@ from tests.support.databases import LaggingReplica, another_database, sqlite_dat
 from tests.support.days import Died, before_rows_are_saved, count, dying
 from tests.support.inputs import inputs
 from tests.support.outages import mostly_late, no_answer
-from tests.support.steps import START
+from tests.support.steps import SECOND, START
 from tests.support.stores import caches, current_store
 
 MOMENT = datetime.now(UTC)
@@ -238,6 +238,52 @@ class TestMoving:
         count(raw, "user:1", {"search": (1, 0)}, TODAY)
         assert moved() == (4, 1, 9)
         assert not keys(raw)
+
+    def test_a_row_that_another_roll_up_adds_meanwhile_is_used(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def overtaken(*arguments: Any) -> Any:
+            found = step(*arguments)
+            for place in found[0]:
+                DailyCounter.objects.create(subject=place.subject, rule=place.rule, day=place.day)
+            return found
+
+        count(raw, "user:1", {"search": (3, 1, 5)}, TODAY)
+        step = rollup._move
+        monkeypatch.setattr(rollup, "_move", overtaken)
+
+        list(roll_up(current_store()))
+
+        assert rows() == {("user:1", TODAY, "search"): (3, 1, 8)}
+
+    def test_a_row_whose_token_is_of_a_clock_that_is_ahead_is_counted_on(self, raw: redis.Redis) -> None:
+        tomorrow = round((MOMENT + timedelta(days=1)).timestamp()) * SECOND
+        for rule, token in (("search", tomorrow), ("mail", 0)):
+            DailyCounter.objects.create(subject="user:1", rule=rule, day=TODAY, token=token)
+        count(raw, "user:1", {"search": (3, 1, 5)}, TODAY)
+
+        list(roll_up(current_store()))
+
+        assert rows()["user:1", TODAY, "search"] == (3, 1, 8)
+
+    def test_a_day_whose_counts_are_gone_is_not_reported(self) -> None:
+        assert move(current_store(), recent_days("user:1")[-2:]).days == 0
+
+    def test_a_dry_run_is_of_the_keys_with_a_prefix(self, raw: redis.Redis) -> None:
+        count(raw, "user:1", {"search": (3, 1, 5)}, TODAY)
+
+        assert [done.days for done in preview(current_store(), prefix="quota")] == [1]
+        assert list(preview(current_store(), prefix="site:quota")) == []
+
+    def test_the_tier_of_a_day_is_newer_than_that_of_its_counts_aside(self, raw: redis.Redis) -> None:
+        rule = Rule.make("tiered", {"pro": "9/d", "free": "1/d"}, tier=lambda request: "pro", daily=True)
+        for tier in ("free", "pro"):
+            check(rule, "user:7", tier=tier)
+            if tier == "free":
+                (day,) = {each.of for each in waiting(recent_days("user:7"))}
+                current_store().run(SetAside(day.key, day.key + ASIDE, 0), None)
+
+        assert last_tiers([rule], "user:7") == {"tiered": "pro"}
 
     def test_a_transaction_of_the_caller_leaves_what_was_counted_after_a_killed_move(self, raw: redis.Redis) -> None:
         """What the killed move had set aside is deleted after the commit, so there is no place for the others yet."""
