@@ -571,6 +571,13 @@ def test_the_subjects_of_a_flood_have_a_kind_if_all_have_the_same(subjects: list
     assert Flood(events, len(events)).kind_of_subjects == kind
 
 
+@pytest.mark.parametrize(("subjects", "subject"), [(1, "user:1"), (2, None)], ids=["one", "two"])
+def test_a_flood_has_a_subject_if_only_one_was_refused(subjects: int, subject: str | None) -> None:
+    events = [Event.read("1-0", event_fields(subject="user:1"))]
+
+    assert Flood(events, subjects).subject == subject
+
+
 @pytest.mark.usefixtures("redis_cache")
 def test_a_flood_links_to_its_events(client: Client, raw: redis.Redis) -> None:
     for number in range(6):

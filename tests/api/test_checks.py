@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -342,6 +342,10 @@ def rate_of(request: HttpRequest) -> str:
     return "1/m"
 
 
+def cost_of(request: HttpRequest) -> int:
+    return 2
+
+
 def found_on(settings: Any, rules: dict[str, Any], *views: Any, only: str = "") -> list[str]:
     """Return what is found on a site with these rules and URLs: the id, the message and the hint."""
     settings.ROOT_URLCONF = views or "tests.support.urls_of_rules"
@@ -589,6 +593,7 @@ def test_all_wrong_decorators_are_found_at_once(settings: Any) -> None:
         pytest.param(quota("9/m", name="site"), "", "", id="the same rate"),
         pytest.param(quota("5/m"), "", "", id="no name"),
         pytest.param(quota("9/m", name="site", cost=2), "E011", "", id="another cost"),
+        pytest.param(quota("9/m", name="site", cost=cost_of), "", "", id="a cost that is a function"),
         pytest.param(quota("5/m", name="site", key="user"), "", "", id="another key"),
         pytest.param(quota("50/h", "5/m", name="site"), "E011", "W009", id="two rates"),
         pytest.param(quota(rule="site"), "", "", id="the rule itself"),
@@ -682,6 +687,7 @@ def test_w044_a_rule_in_front_of_a_code_fails_open(options: dict[str, Any], what
     ("other", "is_mixed"),
     [
         ({}, True), ({"prefetch": True}, False), ({"match": "/elsewhere/"}, False), ({"rate": None}, False),
+        ({"block": False}, True),
     ],
 )  # fmt: skip
 def test_w047_a_rule_with_prefetch_is_decided_together_with_one_without(
@@ -869,6 +875,25 @@ def test_w042_methods_that_no_view_answers(place: str, methods: Any, view: Any, 
     assert ["they answer GET, HEAD, OPTIONS" in each for each in found] == [True] * finds
 
 
+@pytest.mark.parametrize("rule", [{"match": "nowhere"}, {"match": "/nowhere/"}, {"costs": {"nowhere": 2}}])
+def test_without_urls_no_rule_is_said_to_miss_them(rule: dict[str, Any], settings: Any) -> None:
+    module = ModuleType("urls_of_no_views")
+    module.urlpatterns = []  # type: ignore[attr-defined]
+    settings.ROOT_URLCONF = module
+
+    found = findings({"RULES": {"search": {"rate": "1/m", "match": "/", **rule}}})
+
+    assert [each.id for each in found if each.id in ("django_quota.W006", "django_quota.W041")] == []
+
+
+def test_w042_head_of_a_view_that_does_not_answer_get(settings: Any) -> None:
+    rules = {"a": {"rate": "1/m", "match": "/", "methods": ["HEAD"]}}
+
+    (found,) = found_on(settings, rules, path("", Takes.as_view()), only="W042")
+
+    assert "they answer OPTIONS, POST" in found
+
+
 @pytest.mark.parametrize(
     "views",
     [
@@ -936,6 +961,7 @@ HOOKS = [path("hook", page), path("hook/", page)]
 SUFFIXES = [
     format_suffix_patterns([path("users/", page)]),
     format_suffix_patterns([re_path("^users/$", page)], allowed=["json", "xml"]),
+    format_suffix_patterns([path("users/", page, name="users")]),
 ]
 
 
@@ -952,6 +978,7 @@ VERSIONED = [path("v1/", include(VERSIONS)), path("v2/", include(VERSIONS))]
         pytest.param(HOOKS, ["/hook/", "/x/"], "misses '/hook'", id="two paths"),
         pytest.param(SUFFIXES[0], "/users/", "fits '/users/' and misses '/users.<format>'", id="suffixes"),
         pytest.param(SUFFIXES[1], "/users/", "fits '/users/' and misses '/users.<format>'", id="suffixes of a regex"),
+        pytest.param(SUFFIXES[2], "/users/", "fits '/users/' and misses '/users.<format>'", id="suffixes of a name"),
     ],
 )
 def test_w030_a_rule_reaches_a_view_by_one_url_but_misses_another(
@@ -988,6 +1015,7 @@ def test_w030_a_rule_that_misses_urls_of_two_views_is_reported_once(settings: An
             {"match": "/blog/tag/"},
             id="two names",
         ),
+        pytest.param([path(f"{name}/", page, name=name) for name in "xy"], {"match": "/x/"}, id="two names alone"),
         pytest.param(
             [path(f"{root}/<path:path>", page, {"root": root}) for root in ("static", "media")],
             {"match": "/media/"},
