@@ -138,6 +138,11 @@ class QuotaCommand(BaseCommand):
         """Print which of these names no known rule has."""
         self.note(*(f"Note: {hint}" for hint in map(rule_hint, names) if hint))
 
+    def note_foreign(self, what: str, keys: Sequence[str]) -> None:
+        """Print which keys were left because they hold data that we did not write."""
+        if keys:
+            self.note(f"Note: left {foreign(what, keys)}.")
+
     def repeat(self, every: float | None, once: Callable[[threading.Event], None]) -> None:
         """Do something once, or again and again with a pause of `every` seconds.
 

@@ -246,7 +246,8 @@ def _give_back(store: Store, key: str, now: int | None, asked: AskedAgain, forei
     try:
         return int(asked(partial(store.run, GiveBackEnded(key), now)))
     except StoreDataError:
-        foreign.append(key)
+        if key not in foreign:  # SCAN may return a key twice
+            foreign.append(key)
         return 0
 
 

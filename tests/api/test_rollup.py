@@ -779,6 +779,7 @@ class TestDryRun:
             "allowed": 2,
             "refused": 1,
             "units": 2,
+            "foreign": [],
             "stopped": False,
             "dry_run": True,
         }
@@ -804,6 +805,40 @@ class TestDryRun:
         assert [would[name] for name in ("allowed", "refused", "units")] == [
             done[name] for name in ("allowed", "refused", "units")
         ]
+
+
+class TestForeignData:
+    """Two users were counted today. What was set aside of the first one is text of another program."""
+
+    @pytest.fixture(autouse=True)
+    def key(self, redis_cache: None, database: Any, raw: redis.Redis) -> str:
+        """The key of the first user's day."""
+        key, _ = (count(raw, user, {"search": (3, 1, 5)}, TODAY) for user in ("user:1", "user:2"))
+        raw.set(key + ASIDE, "text")
+        return key
+
+    def test_the_other_user_is_moved(self) -> None:
+        said("quota_rollup")
+
+        assert counted(rows()) == {("user:2", TODAY, "search"): (3, 1, 8)}
+
+    def test_it_stays_as_it_is(self, key: str, raw: redis.Redis) -> None:
+        said("quota_rollup")
+
+        assert raw.get(key + ASIDE) == b"text"
+        assert raw.exists(key)
+
+    @pytest.mark.parametrize("words", [[], ["--dry-run"]], ids=["a roll-up", "a dry run"])
+    def test_a_note_has_its_key(self, words: list[str], key: str) -> None:
+        printed = said("quota_rollup", *words)
+
+        assert printed.splitlines()[1:] == [f"Note: left 1 day with data of another program or version, such as {key}."]
+
+    def test_a_bill_of_all_subjects_does_not_leave_it_out(self, key: str) -> None:
+        with pytest.raises(StoreUnavailable) as caught:
+            list(usage_lines(TODAY, TODAY + timedelta(days=1), "day"))
+
+        assert f"{key} holds data of another program or version" in str(caught.value)
 
 
 @pytest.mark.usefixtures("redis_cache", "database")

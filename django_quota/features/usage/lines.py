@@ -14,7 +14,7 @@ from django.db import router
 from django.db.models import Sum
 from django.db.models.functions import TruncMonth
 
-from django_quota.core.errors import RuleError
+from django_quota.core.errors import RuleError, StoreDataError
 from django_quota.features.usage.days import DAYS_KEPT, LONGEST_PERIOD, PeriodsOfSubject, check_period, today
 from django_quota.limiting.registry import counting_stores
 
@@ -120,8 +120,9 @@ def move_waiting(until: date, by: LinesBy = "month") -> None:
     last = until + LONGEST_PERIOD if by == "period" else until
     if last + timedelta(days=DAYS_KEPT + 1) >= today():
         for each in counting_stores():
-            for _ in roll_up(each.store, prefix=each.prefix):
-                pass
+            for moved in roll_up(each.store, prefix=each.prefix):
+                if moved.foreign:
+                    raise StoreDataError(f"{moved.foreign[0]} holds data of another program or version")
 
 
 def _rows(since: date, until: date, by: Literal["day", "month"], rule: str | None) -> QuerySet[DailyCounter, Any]:

@@ -12,14 +12,16 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import partial
+from typing import Any
 
 from django.db import DatabaseError, connections, router, transaction
 
 from django_quota.conf import current
 from django_quota.core.clock import frozen_now
+from django_quota.core.errors import StoreDataError
 from django_quota.features.usage.days import (
     ASIDE,
     Count,
@@ -52,11 +54,13 @@ class RollupResult:
     allowed: int = 0
     refused: int = 0
     units: int = 0
+    foreign: list[str] = field(default_factory=list)
+    """Days that were left: their keys hold data that we did not write."""
 
     def add(self, other: RollupResult) -> None:
         """Add what another batch has done."""
-        for name, number in asdict(other).items():
-            setattr(self, name, getattr(self, name) + number)
+        for name, more in asdict(other).items():
+            setattr(self, name, getattr(self, name) + more)
 
 
 def roll_up(
@@ -68,9 +72,9 @@ def roll_up(
 ) -> Iterator[RollupResult]:
     """Move all counts of the store, batch by batch; yield what each batch has done. `prefix`: that of its keys.
 
-    A call without an answer is repeated, for some seconds or until `stop` is set. Without an answer then, it raises
-    `StoreUnavailable`; in a Cluster, after it has moved the counts of the servers that answer. It also raises Django's
-    `DatabaseError`. Batches before the error stay moved.
+    A day with data of another program is left, and named. A call without an answer is repeated, for some seconds or
+    until `stop` is set. Without an answer then, it raises `StoreUnavailable`; in a Cluster, after it has moved the
+    counts of the servers that answer. It also raises Django's `DatabaseError`. Batches before the error stay moved.
     """
     walk, patience = Walk(store), Patience(stop)
     for days in find_days(store, prefix or current().prefix, batch, patience):
@@ -101,11 +105,11 @@ def preview(
 
 def _counted_now(store: Runner, days: Collection[SubjectDay], using: str) -> RollupResult:
     """Return what moving these days would add."""
-    replies = all_well(store.try_all([ReadDays([day.key + ASIDE, day.key]) for day in days], frozen_now()))
+    replies = store.try_all([ReadDays([day.key + ASIDE, day.key]) for day in days], frozen_now())
     wanted = {"subject__in": {day.subject for day in days}, "day__in": {day.day for day in days}}
     tokens = {RowKey.of(row): row.token for row in DailyCounter.objects.using(using).filter(**wanted)}
     done = RollupResult()
-    for day, hashes in zip(days, replies, strict=True):
+    for day, hashes in _readable(days, replies, done):
         new: dict[RowKey, Count] = {}
         add_unmoved(new, [DayCounts.read(day, flat) for flat in hashes], tokens)
         if new:
@@ -153,14 +157,31 @@ def _move(
         for place, row in rows.items():
             known[place.subject, place.day] = max(known[place.subject, place.day], row.token)
         operations = [SetAside(day.key, day.key + ASIDE, known[day.subject, day.day]) for day in days]
-        replies = all_well(store.try_all(operations, frozen_now()))
-        found = [DayCounts.read(day, flat) for day, (_, flat) in zip(days, replies, strict=True) if flat]
+        replies = _readable(days, store.try_all(operations, frozen_now()), done)
+        found = [DayCounts.read(day, flat) for day, (_, flat) in replies if flat]
         missing = sorted(place for each in found for place in each.counts if place not in rows)
         if not missing:
             _add(found, rows, using, done)
             drops = [DropAside(each.of.key + ASIDE, each.token) for each in found]
             transaction.on_commit(partial(asked, partial(_drop, store, drops)), using=using)
-        return missing, [day for day, (has_more, _) in zip(days, replies, strict=True) if has_more]
+        return missing, [day for day, (has_more, _) in replies if has_more]
+
+
+def _readable(days: Iterable[SubjectDay], replies: Iterable[Any], done: RollupResult) -> list[tuple[SubjectDay, Any]]:
+    """Return the days with their replies, without those that hold data of another program: `done` names them.
+
+    Raises any other error among the replies.
+    """
+    found = []
+    for day, reply in zip(days, replies, strict=True):
+        if isinstance(reply, StoreDataError):
+            if day.key not in done.foreign:  # a move may read a day twice
+                done.foreign.append(day.key)
+        elif isinstance(reply, Exception):
+            raise reply
+        else:
+            found.append((day, reply))
+    return found
 
 
 def _locked_rows(days: Collection[SubjectDay], using: str) -> dict[RowKey, DailyCounter]:

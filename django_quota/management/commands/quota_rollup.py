@@ -71,5 +71,6 @@ class Command(QuotaCommand):
             f"to {quantity(done.rows, 'row')}."
         )
         self.print_result(options, asdict(done) | {"stopped": stop.is_set(), "dry_run": is_dry}, [words])
+        self.note_foreign("day", done.foreign)
         if problem is not None:
             raise problem

@@ -10,7 +10,7 @@ stopped if it runs within an hour and Redis was not restarted.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from django_quota.conf import current
 from django_quota.core import clock
 from django_quota.core.clock import DAY
 from django_quota.core.errors import StoreUnavailable
-from django_quota.management.console import QuotaCommand, duration_of, foreign, progress, quantity, shared_stores
+from django_quota.management.console import QuotaCommand, duration_of, progress, quantity, shared_stores
 from django_quota.operating.sweep import RowReport, Sweeper, SweepReport, sweep_rows
 from django_quota.stores.base import RedisServers, Tables
 from django_quota.stores.database.log import KeptEvents, count_expired
@@ -63,7 +63,7 @@ class Command(QuotaCommand):
         with progress(self.stderr, "Sweeping", sweeper.total()) as advance:
             report = sweeper.sweep(stop, advance)
         self.print_result(options, report.as_json(), _in_words(report, is_dry=is_dry))
-        self._note_foreign(report.foreign)
+        self.note_foreign("counter", report.foreign)
         if report.missed:
             missed = quantity(report.missed, "part")
             raise StoreUnavailable(f"{missed} of the Cluster did not answer. The next sweep looks at the missing keys")
@@ -83,11 +83,7 @@ class Command(QuotaCommand):
         lines += [f"Gave back {quantity(report.leases, 'lease')} of counters."] if report.leases else []
         lines += [] if report.is_complete else ["Stopped before the end."]
         self.print_result(options, report.as_json(), lines)
-        self._note_foreign(report.foreign)
-
-    def _note_foreign(self, keys: Sequence[str]) -> None:
-        if keys:
-            self.note(f"Note: left {foreign('counter', keys)}.")
+        self.note_foreign("counter", report.foreign)
 
 
 def _in_words(report: SweepReport, *, is_dry: bool) -> Iterator[str]:
