@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,18 +64,27 @@ def end_lease(states: States, leased_key: str, member: str) -> bool:
     return True
 
 
+_LEASED = re.compile(r"[^:]*:([0-9]+):(.*)")
+"""What `lease_member` returns."""
+
+
 def give_back_ended(states: States, leased_key: str, total_key: str, grants_key: str, now: int) -> int:
     """Give back the units of leases that have ended; return how many leases these were.
 
     The units of grants that have expired meanwhile are lost.
     """
-    members: Mapping[str, int] = states.get(leased_key) or {}
+    members: Any = states.get(leased_key) or {}
+    if not isinstance(members, Mapping):
+        raise StoreDataError(f"{leased_key} holds no units of leases")
     ended = sorted((stop, member) for member, stop in members.items() if stop <= now)
     if not ended:
         return 0
+    parts = [_LEASED.fullmatch(member) for _, member in ended]
     total = read_total(states, total_key, grants_key, now)
-    for _, member in ended:
-        _, units, drawn = member.split(":")
+    for found in parts:
+        if found is None:
+            raise StoreDataError(f"{leased_key} holds no units of leases")
+        units, drawn = found.groups()
         more = total.credited(int(units), read_drawn(drawn), now)
         total = more if more.fits else total
     expiry = max(states.expiry(total_key), states.expiry(leased_key))

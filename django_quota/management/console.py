@@ -141,7 +141,7 @@ class QuotaCommand(BaseCommand):
     def note_foreign(self, what: str, keys: Sequence[str]) -> None:
         """Print which keys were left because they hold data that we did not write."""
         if keys:
-            self.note(f"Note: left {foreign(what, keys)}.")
+            self.note(f"Note: left {foreign(what, keys)}, or a key beside it.")
 
     def repeat(self, every: float | None, once: Callable[[threading.Event], None]) -> None:
         """Do something once, or again and again with a pause of `every` seconds.

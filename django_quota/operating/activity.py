@@ -5,7 +5,7 @@ The figures are those that `limiting.metrics` has sent to the store, the index o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, timedelta
@@ -313,6 +313,19 @@ def _rules(counts: Mapping[str, int], most: int = RULES) -> list[RuleActivity]:
     return [*order[:most], *([rest] if rest.total else [])]
 
 
+def _holders(client: Any, keys: Sequence[str], now: int) -> Iterator[tuple[str, int]]:
+    """Yield how many hold each slot, by the key of its leases; none for a key with data of another program."""
+    with client.pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.zcount(key, f"({now}", "+inf")
+        replies = pipeline.execute(raise_on_error=False)
+    for key, reply in zip(keys, replies, strict=True):
+        if not isinstance(reply, Exception):
+            yield key, reply
+        elif "WRONGTYPE" not in str(reply):
+            raise reply
+
+
 def _slots(store: Store, now: int) -> list[SlotUse]:
     """Return how slots are used, the fullest first. Slots on a silent server of a Cluster are left out."""
     keys = {}
@@ -326,10 +339,8 @@ def _slots(store: Store, now: int) -> list[SlotUse]:
     else:
         walk = Walk(store)
         for server, its_keys in store.redis.by_server(keys.values()).items():
-            with walk.part(), store.redis.commands(server) as client, client.pipeline(transaction=False) as pipeline:
-                for key in its_keys:
-                    pipeline.zcount(key, f"({now}", "+inf")
-                held.update(zip(its_keys, pipeline.execute(), strict=True))
+            with walk.part(), store.redis.commands(server) as client:
+                held.update(_holders(client, its_keys, now))
     found = []
     for slot, key in keys.items():
         subject, name, limit = slot.split(" ")

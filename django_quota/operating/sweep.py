@@ -101,7 +101,7 @@ class SweepReport:
     repaired: int = 0
     """Keys that got a TTL because they had none."""
     foreign: list[str] = field(default_factory=list)
-    """Units of counters that were not given back: they, or the counter, hold data that we did not write."""
+    """The keys of units that were not given back: they, or their counter, hold data that we did not write."""
     missed: int = 0
     """Servers of a Cluster, or batches of keys, without an answer. The next sweep examines them."""
     resumed: bool = False
@@ -234,8 +234,10 @@ class Sweeper:
     @contextmanager
     def _paced(self) -> Iterator[None]:
         began = time.perf_counter()
-        yield
-        _pause(began, self._budget_ms, self._stop)
+        try:
+            yield
+        finally:
+            _pause(began, self._budget_ms, self._stop)
 
 
 def _give_back(store: Store, key: str, now: int | None, asked: AskedAgain, foreign: list[str]) -> int:

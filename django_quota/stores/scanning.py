@@ -71,22 +71,21 @@ def scan(
     store: RedisServers,
     matching: str,
     batch: int = KEYS_A_SCAN,
-    kind: str | None = None,
     asked: AskedAgain = asked_once,
 ) -> Iterator[list[str]]:
-    """Yield all keys that match a pattern, at most `batch` at a time; see `Store.names`. `kind`: "HASH" for hashes."""
+    """Yield all keys that match a pattern, at most `batch` at a time; see `Store.names`."""
     walk = Walk(store)
     for server in walk.servers:
         with walk.part(), store.commands(server) as client:
-            yield from batched(_keys_of(client, matching, batch, kind, asked), batch)
+            yield from batched(_keys_of(client, matching, batch, asked), batch)
     walk.end()
 
 
-def _keys_of(client: Any, matching: str, count: int, kind: str | None, asked: AskedAgain) -> Iterator[str]:
+def _keys_of(client: Any, matching: str, count: int, asked: AskedAgain) -> Iterator[str]:
     """Yield the keys of one server that match a pattern; each call passes `count` keys. A key may come twice."""
     cursor = 0
     while True:
-        cursor, keys = asked(partial(client.scan, cursor, match=matching, count=count, _type=kind))
+        cursor, keys = asked(partial(client.scan, cursor, match=matching, count=count))
         yield from map(text, keys)
         if not cursor:
             return

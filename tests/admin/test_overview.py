@@ -337,6 +337,13 @@ class TestOnRedis:
     def test_it_shows_when_bans_end(self, client: Client, words: str) -> None:
         assert words in shown(client)
 
+    def test_a_slot_whose_key_another_program_has_is_left_out(self, raw: redis.Redis) -> None:
+        for name in ("export", "report"):
+            slot(name, 2).acquire()
+        raw.set("quota:1:{global}:l:report", "text")
+
+        assert [(use.name, use.held) for use in activity().slots] == [("export", 1)]
+
     @pytest.mark.usefixtures("two_bans")
     def test_a_ban_links_to_its_subject(self, client: Client) -> None:
         assert '<a href="/admin/django_quota/subject/?subject=ip%3A203.0.113.9">' in shown(client)

@@ -420,7 +420,7 @@ class TestRoundsOfASweep:
         assert said("quota_sweep") == (
             "Deleted 5 expired states, 0 bans and 0 events.\nGave back 1 lease of counters.\n"
             "Note: left 1 counter with data of another program or version, such as "
-            f"{leased_key}.\n"
+            f"{leased_key}, or a key beside it.\n"
         )
 
     def test_the_command_says_how_many_leases_it_gave_back(self) -> None:

@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import redis
 from asgiref.sync import async_to_sync
+from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, connections, transaction
@@ -415,6 +416,12 @@ class TestMoving:
 
         assert bill_of("org:1", TODAY - timedelta(days=1), TODAY) == {}
 
+    def test_a_bill_may_be_of_a_user(self, raw: redis.Redis) -> None:
+        kamala = get_user_model().objects.create_user("kamala")
+        count(raw, f"user:{kamala.pk}", {"api": (3, 0, 6)}, TODAY)
+
+        assert bill_of(kamala, TODAY, TODAY + timedelta(days=1)) == {TODAY: {"api": (3, 0, 9)}}
+
     def test_a_bill_of_days_long_ago_does_without_the_store(self) -> None:
         with no_answer():
             assert bill_of("org:1", date(2020, 1, 1), date(2020, 1, 2)) == {}
@@ -807,14 +814,23 @@ class TestDryRun:
         ]
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda raw, key: raw.set(key + ASIDE, "text"), id="text aside"),
+        pytest.param(lambda raw, key: raw.hset(key + ASIDE, "x:a", 1), id="counts aside without a token"),
+        pytest.param(lambda raw, key: raw.hset(key + ASIDE, "#", "soon"), id="counts aside with a wrong token"),
+        pytest.param(lambda raw, key: raw.set(key, "text"), id="text in place of the counts"),
+    ],
+)
 class TestForeignData:
-    """Two users were counted today. What was set aside of the first one is text of another program."""
+    """Two users were counted today. Another program has written over what was counted of the first one."""
 
     @pytest.fixture(autouse=True)
-    def key(self, redis_cache: None, database: Any, raw: redis.Redis) -> str:
+    def key(self, spoil: Callable[..., Any], redis_cache: None, database: Any, raw: redis.Redis) -> str:
         """The key of the first user's day."""
         key, _ = (count(raw, user, {"search": (3, 1, 5)}, TODAY) for user in ("user:1", "user:2"))
-        raw.set(key + ASIDE, "text")
+        spoil(raw, key)
         return key
 
     def test_the_other_user_is_moved(self) -> None:
@@ -823,22 +839,44 @@ class TestForeignData:
         assert counted(rows()) == {("user:2", TODAY, "search"): (3, 1, 8)}
 
     def test_it_stays_as_it_is(self, key: str, raw: redis.Redis) -> None:
+        before = [raw.dump(each) for each in (key, key + ASIDE)]
+
         said("quota_rollup")
 
-        assert raw.get(key + ASIDE) == b"text"
-        assert raw.exists(key)
+        assert [raw.dump(each) for each in (key, key + ASIDE)] == before
 
-    @pytest.mark.parametrize("words", [[], ["--dry-run"]], ids=["a roll-up", "a dry run"])
-    def test_a_note_has_its_key(self, words: list[str], key: str) -> None:
-        printed = said("quota_rollup", *words)
+    def test_a_note_has_its_key(self, key: str) -> None:
+        _, note = said("quota_rollup").splitlines()
 
-        assert printed.splitlines()[1:] == [f"Note: left 1 day with data of another program or version, such as {key}."]
+        assert note == (f"Note: left 1 day with data of another program or version, such as {key}, or a key beside it.")
 
-    def test_a_bill_of_all_subjects_does_not_leave_it_out(self, key: str) -> None:
+    def test_a_bill_with_its_day_does_not_leave_it_out(self, key: str) -> None:
         with pytest.raises(StoreUnavailable) as caught:
             list(usage_lines(TODAY, TODAY + timedelta(days=1), "day"))
 
         assert f"{key} holds data of another program or version" in str(caught.value)
+        assert counted(rows()) == {("user:2", TODAY, "search"): (3, 1, 8)}
+
+    def test_a_bill_of_days_before_it_has_its_lines(self) -> None:
+        yesterday = TODAY - timedelta(days=1)
+        DailyCounter.objects.create(subject="user:1", rule="api", day=yesterday, allowed=1, units=5)
+
+        (line,) = usage_lines(yesterday, TODAY, "day")
+
+        assert line.units == 5
+
+
+def test_a_foreign_day_does_not_keep_what_was_set_aside_of_it(
+    redis_cache: None, database: Any, raw: redis.Redis
+) -> None:
+    key = count(raw, "user:1", {"search": (3, 1, 5)}, TODAY)
+    current_store().run(SetAside(key, key + ASIDE, 0), None)
+    raw.set(key, "text")
+
+    said("quota_rollup")
+
+    assert counted(rows()) == {("user:1", TODAY, "search"): (3, 1, 8)}
+    assert raw.get(key) == b"text"
 
 
 @pytest.mark.usefixtures("redis_cache", "database")

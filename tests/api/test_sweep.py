@@ -169,15 +169,19 @@ class TestForeignData:
         assert raw.get(counter_key(self.LEASED)) == b"text"
         assert raw.zcard(self.LEASED) == 1
 
-    def test_no_part_of_a_cluster_is_missed(self) -> None:
-        assert swept(START + HOUR * SECOND).missed == 0
+    def test_units_that_are_no_units_stay(self, raw: redis.Redis) -> None:
+        raw.zadd(self.LEASED, {"a:b": START})
+        raw.set(counter_key(self.LEASED), 40)
+
+        assert swept(START + HOUR * SECOND).foreign == [self.LEASED]
+        assert raw.zcard(self.LEASED) == 2
 
     def test_the_command_says_so(self) -> None:
         with freeze(START + HOUR * SECOND):
             printed = said("quota_sweep")
 
         assert printed.splitlines()[-1] == (
-            f"Note: left 1 counter with data of another program or version, such as {self.LEASED}."
+            f"Note: left 1 counter with data of another program or version, such as {self.LEASED}, or a key beside it."
         )
 
 

@@ -86,6 +86,12 @@ def test_each_kind_of_key_is_tried() -> None:
     assert tried == KEY_KINDS.keys() - {"u"}  # which cannot be read back
 
 
+def test_a_ban_without_an_end_is_foreign(places: Places, raw: redis.Redis) -> None:
+    raw.hset("quota:1:{user:1}:s", "b:login", "soon")
+
+    assert places.in_redis(ReadStates(["quota:1:{user:1}:s"]), START) == ["foreign"]
+
+
 @pytest.mark.parametrize("value", ["many", "3.5", ""])
 def test_what_is_no_number_is_foreign(value: str, places: Places, raw: redis.Redis) -> None:
     raw.set("quota:1:{user:1}:c:credits", value)

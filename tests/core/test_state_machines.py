@@ -1171,7 +1171,7 @@ class Upkeep(Machine):
     @initialize(
         day=st.none()
         | st.dictionaries(st.sampled_from(["a:a", "a:r", "a:u"]), st.integers(-(2**62), 2**62), min_size=1),
-        was_aside=st.none() | TOKEN.map(aside),
+        was_aside=st.none() | TOKEN.filter(bool).map(aside),
         sets=st.dictionaries(st.sampled_from(SETS), st.dictionaries(NAMES, AROUND, min_size=1)),
     )
     def begin(self, day: Any, was_aside: Any, sets: dict[str, dict[str, int]]) -> None:

@@ -45,7 +45,7 @@ from tests.support.commands import json_of, wait_until
 from tests.support.counts import checks_of, checks_of_today
 from tests.support.outages import heard
 from tests.support.ports import free_ports
-from tests.support.steps import START, Clock
+from tests.support.steps import MINUTE, START, Clock
 from tests.support.stores import cluster_caches, cluster_program, current_store, named, programs
 from tests.support.traffic import SUBJECT, Traffic
 
@@ -269,6 +269,22 @@ class TestOfEachServer:
         (report,) = json_of("quota_sweep")
 
         assert (report["removed"], report["complete"]) == (len(SUBJECTS), True)
+
+    def test_sweeps_beside_a_key_of_another_program(self, cluster: Cluster) -> None:
+        with freeze(START):
+            for user in USERS[:9]:
+                VIEWS.set(user, 9)
+                reserve(VIEWS, user, 4, lease=60)
+        of_views = f"quota:1:{{{USERS[0]}}}:c:views"
+        with current_store().commands(current_store().server_of(of_views)) as client:
+            client.set(of_views, "text")
+
+        with freeze(START + 2 * MINUTE):
+            report = Sweeper(current_store(), "quota", budget_ms=1_000).sweep(threading.Event(), bool)
+            left = [VIEWS.get(user) for user in USERS[1:9]]
+
+        assert (report.foreign, report.missed, report.complete) == ([of_views.replace(":c:", ":leased:")], 0, True)
+        assert left == [9] * 8
 
     @pytest.mark.usefixtures("asked")
     @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])

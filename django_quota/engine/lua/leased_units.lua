@@ -17,14 +17,18 @@ end
 local function give_back_ended(leased_key, total_key, grants_key)
   local ended = redis.call('ZRANGEBYSCORE', leased_key, '-inf', integer(now))
   if not ended[1] then return 0 end
+  local parts = {}
+  for i, member in ipairs(ended) do
+    parts[i] = { string.match(member, '^[^:]*:(%d+):(.*)$') }
+    if not parts[i][1] then error('WRONGTYPE not the units of a lease', 0) end
+  end
   if not is_integer(redis.call('GET', total_key) or '0') then error('not an integer: ' .. total_key, 0) end
   local left = redis.call('PTTL', leased_key)
   local grants, problem = open_grants(total_key, grants_key)
   if problem then error(problem, 0) end
-  for _, member in ipairs(ended) do
+  for i, member in ipairs(ended) do
     redis.call('ZREM', leased_key, member) -- first: a full server accepts what follows it
-    local units, drawn = string.match(member, '^[^:]*:(%d+):(.*)$')
-    local reply = need_grants().give_back(grants, tonumber(units), read_drawn(drawn))
+    local reply = need_grants().give_back(grants, tonumber(parts[i][1]), read_drawn(parts[i][2]))
     if reply and not string.find(reply.err, 'overflow', 1, true) then error(reply, 0) end
     if not reply then grants.expired = 0 end
   end

@@ -19,6 +19,10 @@ local message = tonumber(ARGV[2])
 
 if is_repeated(message_key, message) then return 1 end
 
+-- Fails before it writes, if a key holds something else: the message is sent again, and would be added again.
+for _, key in ipairs({ day_key, minute_key, total_key }) do redis.call('HLEN', key) end
+for _, key in ipairs({ subjects_key, slots_key }) do redis.call('ZCARD', key) end
+
 local read = 5
 local function next_pair()
   read = read + 2

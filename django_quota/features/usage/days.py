@@ -22,7 +22,7 @@ from django_quota.core import clock
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.calendar import day_of
 from django_quota.core.clock import DAY, SECOND, frozen_now
-from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota.core.errors import RuleError, StoreDataError, StoreUnavailable
 from django_quota.core.flow import run_sync
 from django_quota.core.keys import escape, is_digest, key_of, named, part_base, pattern, read
 from django_quota.core.rules import Rule
@@ -417,6 +417,11 @@ def day_key(base: str, day: date) -> str:
     return key_of(base, "day", day.isoformat())
 
 
+def day_of_key(key: str) -> date:
+    """Return the day whose counts are under a key; the inverse of `day_key`."""
+    return date.fromisoformat(key.rpartition(":")[2])
+
+
 # --- the days of all subjects -----------------------------------------------------------------------------------------
 
 
@@ -426,7 +431,7 @@ def find_days(store: Store, prefix: str, batch: int, asked: AskedAgain = asked_o
     if store.redis is None:
         pages = batched(store.names(matching, asked), batch)
     else:
-        pages = scan(store.redis, matching, batch, "HASH", asked)
+        pages = scan(store.redis, matching, batch, asked)
     for keys in pages:
         yield {day for key in keys if (day := _named_day(prefix, key.removesuffix(ASIDE))) is not None}
 
@@ -460,7 +465,7 @@ class ReadDays(Operation):
     is_reading: ClassVar[bool] = True
 
     def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is moved
-        days = [states.get(key) or {} for key in self.keys]
+        days = [_counts(states, key) or {} for key in self.keys]
         return [[str(part) for pair in day.items() for part in pair] for day in days]
 
 
@@ -478,11 +483,16 @@ class SetAside(Operation):
 
     def run(self, states: States, now: int) -> list[Any]:
         (day, aside), (known,) = self.keys, self.arguments()
-        counts = states.get(day)
-        if counts is not None and states.get(aside) is None:
-            states.put(aside, {**counts, TOKEN_FIELD: max(now, known + 1)}, states.expiry(day))
+        fields = _counts(states, aside)
+        if fields is None:
+            counts = _counts(states, day)
+            if counts is None:
+                return [0, []]
+            fields = {**counts, TOKEN_FIELD: max(now, known + 1)}
+            states.put(aside, fields, states.expiry(day))
             states.drop(day)
-        fields = states.get(aside) or {}
+        elif not isinstance(token := fields.get(TOKEN_FIELD), int) or token < 1:
+            raise StoreDataError(f"{aside} holds no counts that were set aside")
         return [int(states.get(day) is not None), [str(part) for pair in fields.items() for part in pair]]
 
 
@@ -497,4 +507,12 @@ class DropAside(Operation):
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — they are kept until they are in the database
         (aside,), (token,) = self.keys, self.arguments()
-        return int((states.get(aside) or {}).get(TOKEN_FIELD) == token and states.drop(aside))
+        return int((_counts(states, aside) or {}).get(TOKEN_FIELD) == token and states.drop(aside))
+
+
+def _counts(states: States, key: str) -> Mapping[str, Any] | None:
+    """Return the counts under a key; None if there are none. Raises `StoreDataError` for anything else."""
+    found = states.get(key)
+    if found is None or isinstance(found, Mapping):
+        return found
+    raise StoreDataError(f"{key} holds no counts of a day")

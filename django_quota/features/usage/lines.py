@@ -15,7 +15,14 @@ from django.db.models import Sum
 from django.db.models.functions import TruncMonth
 
 from django_quota.core.errors import RuleError, StoreDataError
-from django_quota.features.usage.days import DAYS_KEPT, LONGEST_PERIOD, PeriodsOfSubject, check_period, today
+from django_quota.features.usage.days import (
+    DAYS_KEPT,
+    LONGEST_PERIOD,
+    PeriodsOfSubject,
+    check_period,
+    day_of_key,
+    today,
+)
 from django_quota.limiting.registry import counting_stores
 
 if TYPE_CHECKING:
@@ -119,10 +126,15 @@ def move_waiting(until: date, by: LinesBy = "month") -> None:
 
     last = until + LONGEST_PERIOD if by == "period" else until
     if last + timedelta(days=DAYS_KEPT + 1) >= today():
+        left: list[tuple[str, bool]] = []
         for each in counting_stores():
             for moved in roll_up(each.store, prefix=each.prefix):
-                if moved.foreign:
-                    raise StoreDataError(f"{moved.foreign[0]} holds data of another program or version")
+                left += [(key, each.store.database is not None) for key in moved.foreign if day_of_key(key) < last]
+        if left:
+            key, is_of_database = left[0]
+            error = StoreDataError(f"{key} holds data of another program or version")
+            error.is_of_database = is_of_database
+            raise error
 
 
 def _rows(since: date, until: date, by: Literal["day", "month"], rule: str | None) -> QuerySet[DailyCounter, Any]:

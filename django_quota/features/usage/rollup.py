@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from typing import Any
@@ -55,12 +55,13 @@ class RollupResult:
     refused: int = 0
     units: int = 0
     foreign: list[str] = field(default_factory=list)
-    """Days that were left: their keys hold data that we did not write."""
+    """The keys of days that were left: they, or what is aside of them, hold data that we did not write."""
 
     def add(self, other: RollupResult) -> None:
         """Add what another batch has done."""
-        for name, more in asdict(other).items():
-            setattr(self, name, getattr(self, name) + more)
+        for name in ("days", "rows", "allowed", "refused", "units"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.foreign = list(dict.fromkeys(self.foreign + other.foreign))  # a page of keys may have a day again
 
 
 def roll_up(

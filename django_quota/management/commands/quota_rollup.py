@@ -62,7 +62,7 @@ class Command(QuotaCommand):
                             break
                 except StoreUnavailable as error:  # the other one may answer
                     problem = problem or error
-        if problem is not None and not done.days:
+        if problem is not None and not (done.days or done.foreign):
             raise problem
         stopped, verb = "Stopped before the end. " if stop.is_set() else "", "Would move" if is_dry else "Moved"
         words = (
