@@ -79,9 +79,9 @@ def give_back_ended(states: States, leased_key: str, total_key: str, grants_key:
     ended = sorted((stop, member) for member, stop in members.items() if stop <= now)
     if not ended:
         return 0
-    parts = [_LEASED.fullmatch(member) for _, member in ended]
     total = read_total(states, total_key, grants_key, now)
-    for found in parts:
+    for _, member in ended:
+        found = _LEASED.fullmatch(member)
         if found is None:
             raise StoreDataError(f"{leased_key} holds no units of leases")
         units, drawn = found.groups()

@@ -166,10 +166,12 @@ def _from_redis(key: str, form: str, words: Sequence[str]) -> Any:
         return _entries(scores) if kind == "b" or _algorithm(key) is REGISTRY["sliding_window"] else scores
     if form == "hash" and kind not in _SETS:
         fields = dict(zip(words[::2], words[1::2], strict=True))
-        for name, each in fields.items() if kind == "s" else ():
-            if name.startswith("b:"):
-                int(each.partition(" ")[0])  # when the ban ends
-        return {name: each if kind == "s" or name.endswith(":t") else int(each) for name, each in fields.items()}
+        if kind == "s":
+            for name, each in fields.items():
+                if name.startswith("b:"):
+                    int(each.partition(" ")[0])  # when the ban ends
+            return fields
+        return {name: each if name.endswith(":t") else int(each) for name, each in fields.items()}
     if form != "string":
         raise ValueError(f"{form} is not the form of {kind}")
     (word,) = words

@@ -200,19 +200,20 @@ def test_without_an_outage_the_total_of_outages_is_zero() -> None:
     assert running_totals().outages == 0
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("what", ["totals", "slots", "refused"])
+def test_a_message_that_a_key_of_another_program_stops_adds_nothing(what: str, raw: redis.Redis) -> None:
+    """A process sends a message again each second, until it is counted."""
+    keys = MetricsKeys(**{name: f"{{!}}{name}" for name in MetricsKeys._fields})
+    raw.set(getattr(keys, what), "text")
+
+    with pytest.raises(StoreDataError):
+        current_store().run(AddMetrics(keys, 1, {"api:a": 1}, {"user:1": 1}, {"user:1 export 2": SECOND}))
+
+    assert raw.keys() == [getattr(keys, what).encode()]
+
+
 class TestAnOutage:
-    @pytest.mark.usefixtures("redis_cache")
-    @pytest.mark.parametrize("what", ["totals", "slots", "refused"])
-    def test_a_message_that_a_key_of_another_program_stops_adds_nothing(self, what: str, raw: redis.Redis) -> None:
-        """It is sent again each second."""
-        keys = MetricsKeys(**{name: f"{{!}}{name}" for name in MetricsKeys._fields})
-        raw.set(getattr(keys, what), "text")
-
-        with pytest.raises(StoreDataError):
-            current_store().run(AddMetrics(keys, 1, {"api:a": 1}, {"user:1": 1}, {"user:1 export 2": SECOND}))
-
-        assert raw.keys() == [getattr(keys, what).encode()]
-
     @pytest.mark.usefixtures("either_store")
     def test_it_is_counted_apart_though_the_store_has_its_most_rules(self) -> None:
         keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", system_key("quota", "totals"), "{!}n")

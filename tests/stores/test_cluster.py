@@ -275,15 +275,15 @@ class TestOfEachServer:
             for user in USERS[:9]:
                 VIEWS.set(user, 9)
                 reserve(VIEWS, user, 4, lease=60)
-        of_views = f"quota:1:{{{USERS[0]}}}:c:views"
-        with current_store().commands(current_store().server_of(of_views)) as client:
-            client.set(of_views, "text")
+        total_key = f"quota:1:{{{USERS[0]}}}:c:views"
+        with current_store().commands(current_store().server_of(total_key)) as client:
+            client.set(total_key, "text")
 
         with freeze(START + 2 * MINUTE):
             report = Sweeper(current_store(), "quota", budget_ms=1_000).sweep(threading.Event(), bool)
             left = [VIEWS.get(user) for user in USERS[1:9]]
 
-        assert (report.foreign, report.missed, report.complete) == ([of_views.replace(":c:", ":leased:")], 0, True)
+        assert (report.foreign, report.missed, report.complete) == ([total_key.replace(":c:", ":leased:")], 0, True)
         assert left == [9] * 8
 
     @pytest.mark.usefixtures("asked")
